@@ -1,0 +1,52 @@
+# `make help` lists what there is. The environment is built on first use, into VENV, from constraints.txt.
+VENV ?= .venv
+PYTHON ?= python3
+BIN := $(VENV)/bin
+# One thread per process: small products on busy cores lose more in thread hand-overs than they gain.
+export OMP_NUM_THREADS ?= 1
+READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
+
+.DEFAULT_GOAL := help
+.PHONY: help install test test-quick gate demo bench lint format clean
+
+help:  ## this list
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
+
+$(READY):
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install -q --upgrade pip setuptools wheel
+	$(BIN)/pip install -q -c constraints.txt -e '.[all]'
+	touch $@
+
+# The environment may be shared by several clones: the package is always that of this one.
+install: $(READY)  ## the environment, and this clone in it
+	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
+
+test: install  ## all tests: Triton's interpreter first, then everything else and every example in the documentation
+	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests
+	$(BIN)/python -m pytest -q --doctest-modules tests eagc_ops kernels bench training
+
+test-quick: install  ## the operator's tests only, without the interpreter
+	$(BIN)/python -m pytest -q tests/kernels tests/eagc_ops
+
+gate: install  ## compile every entry of the launch table for six GPU targets; fails on spills, fp64 or too much shared memory
+	$(BIN)/eagc bench aot
+
+demo: install  ## the main job: SimGCD with and without EAGC on a small dataset, end to end
+	$(BIN)/eagc demo
+
+bench: install  ## the CPU path against the released formulation, and the conceptor (writes bench/results, then the README figures)
+	$(BIN)/eagc bench operator -o bench/results/operator.json
+	$(BIN)/python -m eagc_ops.bench.readme
+
+lint: install  ## ruff
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+
+format: install  ## ruff, writing
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:  ## what tests and builds leave behind, not the environment
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out runs
+	find . -name __pycache__ -not -path './$(VENV)/*' -exec rm -rf {} +

@@ -1,0 +1,231 @@
+"""The known-class subspace: a conceptor (or a PCA projection) of labelled features, and the mean energy ratio inside it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from eagc_ops.kernels import reference
+
+APERTURE = 2.0  # the paper's value for every dataset
+ROWS_AT_ONCE = 4096  # bounds the widened copy of the features while their moments are summed
+
+
+class Subspace:
+    """A symmetric matrix S (D, D) with eigenvalues in [0, 1] and the energy reference Ebar, both stored in fp32.
+
+    `Subspace.conceptor` and `Subspace.pca` fit one to labelled features; `Subspace(matrix, energy_ref)` takes your own
+    (any floating dtype, converted to fp32). `energy_ref` is a number or a 0-d tensor in (0, 1].
+
+    >>> features = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
+    >>> subspace = Subspace.conceptor(features, aperture=2.0)
+    >>> subspace
+    Subspace(dim=8, rank 6.3 of 8, energy_ref=0.808, device=cpu)
+    >>> subspace.energy(features).shape
+    torch.Size([100])
+    """
+
+    matrix: Tensor
+    energy_ref: Tensor
+
+    def __init__(self, matrix: Tensor, energy_ref: Tensor | float):
+        _check_matrix(matrix)
+        value = torch.as_tensor(energy_ref, dtype=torch.float32)
+        if value.ndim != 0 or not 0 < value <= 1 + 1e-6:
+            raise ValueError(f"energy_ref={energy_ref} must be one number in (0, 1], the mean energy ratio of labelled features")
+        self.matrix = matrix.detach().to(torch.float32).contiguous()
+        self.energy_ref = value.detach().to(matrix.device)
+
+    @classmethod
+    def conceptor(
+        cls,
+        features: Tensor | Iterable[Tensor],
+        aperture: float = APERTURE,
+        *,
+        dtype: torch.dtype = torch.float64,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> Subspace:
+        """S = R (R + aperture^-2 I)^-1 with R = Z^T Z / N, on the features' device.
+
+        Args:
+            features: (N, D) floating, un-normalised, un-centred; or an iterable of such batches, read once (memory D x D).
+            aperture: how softly directions are captured; > 0. Not scale-free: it acts on the features' own scale.
+            dtype: of sums and solve; float64, or float32 where fp64 is slow.
+            process_group: each rank gives its share of the features; all ranks get the same subspace.
+        """
+        aperture = _check_aperture(aperture)
+        if isinstance(features, Tensor) and process_group is None and features.ndim == 2 and 0 < features.shape[0] < features.shape[1]:
+            _check_features(features)
+            wide = features.detach().to(dtype)
+            if not torch.isfinite(wide).all():
+                raise ValueError(_NON_FINITE)
+            matrix = solve_woodbury(wide, wide.shape[0], aperture)
+            return cls._fitted(matrix, reference.energy_ratio(wide, matrix).mean())
+        correlation, directions = _moments(features, dtype, process_group)
+        matrix = solve_conceptor(correlation, aperture)
+        return cls._fitted(matrix, (matrix * directions).sum())
+
+    @classmethod
+    def pca(
+        cls,
+        features: Tensor | Iterable[Tensor],
+        k: int = 16,
+        *,
+        dtype: torch.dtype = torch.float64,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> Subspace:
+        """S = U_k U_k^T, the k leading eigenvectors of R = Z^T Z / N (un-centred, like the conceptor): the paper's hard ablation."""
+        correlation, directions = _moments(features, dtype, process_group)
+        if not 1 <= k <= correlation.shape[0]:
+            raise ValueError(f"k={k} must lie between 1 and D={correlation.shape[0]}")
+        leading = torch.linalg.eigh(correlation).eigenvectors[:, -k:]
+        matrix = leading @ leading.T
+        return cls._fitted(matrix, (matrix * directions).sum())
+
+    @classmethod
+    def _fitted(cls, matrix: Tensor, energy_ref: Tensor) -> Subspace:
+        """Without the checks of a foreign matrix: they cost two factorisations and hold by construction."""
+        subspace = cls.__new__(cls)
+        subspace.matrix = matrix.to(torch.float32).contiguous()
+        subspace.energy_ref = energy_ref.to(torch.float32)
+        return subspace
+
+    @property
+    def dim(self) -> int:
+        return self.matrix.shape[0]
+
+    @property
+    def device(self) -> torch.device:
+        return self.matrix.device
+
+    def energy(self, z: Tensor) -> Tensor:
+        """Energy ratio of each row: z (..., D) -> (...), in fp32 or wider."""
+        if not isinstance(z, Tensor) or not z.is_floating_point() or z.ndim == 0 or z.shape[-1] != self.dim:
+            raise ValueError(f"z must be a floating tensor (..., {self.dim}), the dimension of the subspace; got {_describe(z)}")
+        wide = torch.promote_types(z.dtype, torch.float32)
+        with torch.autocast(z.device.type, enabled=False):
+            return reference.energy_ratio(z.to(wide), self.matrix.to(wide))
+
+    def to(self, device: torch.device | str) -> Subspace:
+        """The subspace on another device; itself when it is there already."""
+        return self if self.device == torch.device(device) else type(self)._fitted(self.matrix.to(device), self.energy_ref.to(device))
+
+    def __repr__(self) -> str:
+        # The trace of a conceptor is its soft rank: how many directions it captures, counted by how much it captures them.
+        rank, energy_ref = self.matrix.trace().item(), self.energy_ref.item()
+        return f"Subspace(dim={self.dim}, rank {rank:.1f} of {self.dim}, energy_ref={energy_ref:.3f}, device={self.device})"
+
+
+def solve_conceptor(correlation: Tensor, aperture: float) -> Tensor:
+    """R (R + a^-2 I)^-1 = I - a^-2 (R + a^-2 I)^-1 for symmetric R (D, D), in R's dtype.
+
+    One Cholesky factorisation and a symmetric inverse: half the work of a general inverse, symmetric to the bit, more accurate.
+    """
+    ridge = aperture**-2
+    identity = torch.eye(correlation.shape[0], dtype=correlation.dtype, device=correlation.device)
+    factor = torch.linalg.cholesky_ex(correlation + ridge * identity).L  # _ex: does not make the host wait for a verdict
+    return identity - ridge * torch.cholesky_inverse(factor)
+
+
+def solve_woodbury(features: Tensor, count: int | Tensor, aperture: float) -> Tensor:
+    """The same S from Z (N, D) with N < D: Z^T (Z Z^T + N a^-2 I)^-1 Z. Rows of zeros change nothing, `count` is N without them."""
+    gram = features @ features.T
+    ridge = count * aperture**-2 * torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
+    whitened = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(gram + ridge).L, features, upper=False)
+    return whitened.T @ whitened
+
+
+def estimate_from_batch(z_ref: Tensor, mask: Tensor, aperture: float = APERTURE) -> tuple[Tensor, Tensor]:
+    """S and Ebar from the labelled rows of one batch, without asking the device how many there are: z_ref (B, D), mask (B,)."""
+    features = torch.where(mask[:, None], z_ref.detach(), 0).to(torch.float64)
+    count = mask.sum().clamp_min(1)
+    if features.shape[0] < features.shape[1]:
+        matrix = solve_woodbury(features, count, aperture)
+    else:
+        matrix = solve_conceptor(features.T @ features / count, aperture)
+    energy_ref = reference.energy_ratio(features, matrix).sum() / count  # rows that are not labelled are zero here: energy 0
+    return matrix.to(torch.float32), energy_ref.to(torch.float32)
+
+
+def _moments(features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+    """R = mean of z z^T and M = mean of z z^T / |z|^2, both (D, D). The mean energy ratio is trace(S M), so one pass suffices."""
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"dtype={dtype} must be torch.float64 or torch.float32")
+    sums: Tensor | None = None
+    count = 0
+    for batch in _batches(features):
+        wide = batch.detach().to(dtype)
+        if sums is None:
+            sums = torch.zeros((2, wide.shape[1], wide.shape[1]), dtype=dtype, device=wide.device)
+        elif sums.shape[1] != wide.shape[1]:
+            raise ValueError(f"features: a batch of dimension {wide.shape[1]} after one of dimension {sums.shape[1]}")
+        unit = wide / wide.square().sum(1, keepdim=True).clamp_min(reference.NORM_FLOOR)
+        sums[0].addmm_(wide.T, wide)
+        sums[1].addmm_(unit.T, wide)
+        count += wide.shape[0]
+    if sums is None or (count == 0 and process_group is None):
+        raise ValueError("features holds no row: a subspace needs labelled features to be fitted to")
+    total = torch.tensor(float(count), dtype=dtype, device=sums.device)
+    if process_group is not None:
+        dist.all_reduce(sums, group=process_group)
+        dist.all_reduce(total, group=process_group)
+        if total == 0:
+            raise ValueError("features holds no row on any rank: a subspace needs labelled features to be fitted to")
+    if not torch.isfinite(sums).all():
+        raise ValueError(_NON_FINITE)
+    sums = (sums + sums.mT) / (2 * total)  # rounding may differ across the diagonal
+    return sums[0], sums[1]
+
+
+_NON_FINITE = "features holds NaN or infinite values; drop those rows, or check the reference model that made them"
+
+
+def _batches(features: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
+    if isinstance(features, Tensor):
+        _check_features(features)
+        yield from features.split(ROWS_AT_ONCE)
+        return
+    if not isinstance(features, Iterable):
+        raise TypeError(f"features must be a tensor (N, D) or an iterable of such batches, got {type(features).__name__}")
+    for batch in features:
+        _check_features(batch)
+        yield batch
+
+
+def _check_features(features: Tensor) -> None:
+    if not isinstance(features, Tensor) or features.ndim != 2 or not features.is_floating_point() or features.shape[1] == 0:
+        raise ValueError(f"features must be a floating tensor (N, D) or an iterable of such batches, got {_describe(features)}")
+
+
+def _check_aperture(aperture: float) -> float:
+    if not 0 < aperture < float("inf"):
+        raise ValueError(f"aperture={aperture} must be a positive number; the paper uses {APERTURE}")
+    return float(aperture)
+
+
+def _check_matrix(matrix: Tensor) -> None:
+    if (
+        not isinstance(matrix, Tensor)
+        or matrix.ndim != 2
+        or len(set(matrix.shape)) != 1
+        or not matrix.is_floating_point()
+        or not len(matrix)
+    ):
+        raise ValueError(f"matrix must be a floating tensor (D, D), got {_describe(matrix)}")
+    wide = matrix.detach().to(torch.float64)
+    if not torch.isfinite(wide).all():
+        raise ValueError("matrix holds NaN or infinite values")
+    asymmetry = (wide - wide.T).abs().max()
+    if asymmetry > 1e-6:
+        raise ValueError(f"matrix must be symmetric; it differs from its transpose by up to {asymmetry:.1e}: pass (matrix + matrix.T) / 2")
+    identity = torch.eye(wide.shape[0], dtype=wide.dtype, device=wide.device)
+    for shifted, side in ((wide + 2e-6 * identity, "negative"), ((1 + 2e-6) * identity - wide, "above 1")):
+        if torch.linalg.cholesky_ex(shifted).info != 0:  # fails just when an eigenvalue lies outside
+            raise ValueError(f"matrix must have its eigenvalues in [0, 1], but has one {side}; Subspace.conceptor makes a valid one")
+
+
+def _describe(x: object) -> str:
+    return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__

@@ -1,0 +1,289 @@
+"""The Triton kernels. No torch here: pointers in, pointers out; `launch` is the host side.
+
+`coordinate_kernel` does the whole backward of EAGC in one launch. Grid: (column blocks of S, row blocks).
+
+    1. Unlabelled rows are compacted inside the kernel: row block b owns the b-th group of BLOCK_M unlabelled rows, so no
+       matrix product is spent on labelled rows and the host need not know how many there are.
+    2. A program multiplies its rows of z and of g by one column block of S, reading S once for both. Its share of
+       z S z^T and |z|^2 goes to `partial`, its block of g S to `product`.
+    3. The last program of a row block to arrive (an atomic counter, no spinning, so no deadlock) sums the shares in a fixed
+       order, so the result does not depend on who came last, forms E and tau, and writes g - lambda_p tau (g S).
+    4. Labelled rows are a plain elementwise tile: g + s c lambda_a (z - z_ref).
+
+`labelled_energy_kernel` does the forward-time part of the running energy reference: the mean E of the labelled rows and the
+update of Ebar, also in one launch.
+"""
+
+import triton
+import triton.language as tl
+
+KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)  # min and max drop NaN by default; a non-finite row has to stay visible
+
+
+@triton.jit
+def _wanted(mask_ptr, row, rows, LABELLED: tl.constexpr):
+    """1 where a row exists and is of the wanted kind, else 0."""
+    labelled = tl.load(mask_ptr + row, mask=row < rows, other=0) != 0
+    return ((row < rows) & (labelled == LABELLED)).to(tl.int32)
+
+
+@triton.jit
+def _group_of_rows(mask_ptr, order_ptr, unlabelled_ptr, rows, group, LABELLED: tl.constexpr, BLOCK_M: tl.constexpr, CHUNKS: tl.constexpr):
+    """Indices of the `group`-th BLOCK_M rows among the labelled (or unlabelled) ones, -1 past the end, and how many there are."""
+    rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
+    if order_ptr is not None:
+        # Given beyond 4,096 rows: unlabelled rows first, each kind in ascending order.
+        unlabelled = tl.load(unlabelled_ptr)
+        count = rows - unlabelled if LABELLED else unlabelled
+        first = unlabelled if LABELLED else 0
+        index = tl.load(order_ptr + first + rank, mask=rank < count, other=-1).to(tl.int32)
+    else:
+        # Rows in chunks of 64. First the chunk that holds the wanted row, by the chunks' running totals; then its place in the chunk.
+        lane = tl.arange(0, 64)
+        chunk = tl.arange(0, CHUNKS)
+        sizes = tl.sum(_wanted(mask_ptr, chunk[:, None] * 64 + lane[None, :], rows, LABELLED), 1)
+        count = tl.sum(sizes, 0)
+        ends = tl.cumsum(sizes, 0)
+        passed = ends[None, :] <= rank[:, None]
+        home = tl.sum(passed.to(tl.int32), 1)
+        before = tl.max(tl.where(passed, ends[None, :], 0), 1)
+        upto = tl.cumsum(_wanted(mask_ptr, home[:, None] * 64 + lane[None, :], rows, LABELLED), 1)
+        place = tl.sum((upto <= (rank - before)[:, None]).to(tl.int32), 1)
+        index = tl.where(rank < count, home * 64 + place, -1)
+    return index, count
+
+
+@triton.jit
+def _clamp01(x):
+    return tl.minimum(tl.maximum(x, 0.0, propagate_nan=KEEP_NAN), 1.0, propagate_nan=KEEP_NAN)
+
+
+@triton.jit
+def _energy_of_group(partial_ptr, rank, valid, rows, column_blocks):
+    """E of one group from the shares of its column blocks, added in the order of the blocks."""
+    inside = tl.zeros_like(rank).to(tl.float32)
+    total = tl.zeros_like(rank).to(tl.float32)
+    for block in range(0, column_blocks):
+        share = partial_ptr + 2 * block * rows.to(tl.int64) + rank
+        # .cg: the shares were written by other programs, so they must come from L2, not from this SM's L1.
+        inside += tl.load(share, mask=valid, other=0.0, cache_modifier=".cg")
+        total += tl.load(share + rows, mask=valid, other=0.0, cache_modifier=".cg")
+    return _clamp01(inside / tl.maximum(total, 1e-12, propagate_nan=KEEP_NAN))
+
+
+@triton.jit
+def _store_energy_shares(partial_ptr, b_z, b_zs, rank, valid, rows, column_block):
+    share = partial_ptr + 2 * column_block * rows.to(tl.int64) + rank
+    tl.store(share, tl.sum(b_z * b_zs, 1), mask=valid)
+    tl.store(share + rows, tl.sum(b_z * b_z, 1), mask=valid)
+
+
+@triton.jit
+def _arrive(counter_ptr, AMD: tl.constexpr):
+    """How many programs came before this one. All of a program's stores are visible to whoever counts it."""
+    if AMD:
+        # One wave's release covers only its own stores there, and the barrier waits for LDS only (read in the assembly): so
+        # every wave first waits until its stores have arrived.
+        lane = tl.arange(0, 256)
+        tl.inline_asm_elementwise("s_waitcnt vmcnt(0)\nv_mov_b32 $0, $1", "=v,v", [lane], dtype=tl.int32, is_pure=False, pack=1)
+    tl.debug_barrier()  # every thread's stores come before the one thread's release
+    earlier = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
+    tl.debug_barrier()
+    return earlier
+
+
+@triton.jit(do_not_specialize=["rows"])
+def coordinate_kernel(
+    g_ptr,  # (rows, D), row stride g_stride
+    z_ptr,  # (rows, D), row stride z_stride
+    z_ref_ptr,  # (rows, D), row stride z_ref_stride, read on labelled rows only; None: no anchor
+    mask_ptr,  # (rows,) uint8, 1 = labelled
+    order_ptr,  # (rows,) int64, unlabelled rows first; None: found in the kernel
+    unlabelled_ptr,  # () int64 number of unlabelled rows, with order_ptr
+    matrix_ptr,  # (D, D) contiguous, symmetric
+    energy_ref_ptr,  # () fp32, Ebar
+    scale_ptr,  # () fp32, loss scale; None: 1
+    count_ptr,  # () fp32, N_l agreed on by all ranks; None: counted here
+    out_ptr,  # (rows, D) contiguous, dtype of g
+    product_ptr,  # (rows, D) fp32 scratch for g S; may be out_ptr when out is fp32
+    partial_ptr,  # (column blocks, 2, rows) fp32 scratch
+    arrivals_ptr,  # (row blocks,) int32, zero before and after
+    energy_ptr,  # (rows,) fp32: E, NaN on labelled rows
+    tau_ptr,  # (rows,) fp32: tau, NaN on labelled rows
+    rows,
+    g_stride,
+    z_stride,
+    z_ref_stride,
+    lambda_a,
+    lambda_p,
+    D: tl.constexpr,
+    MEAN: tl.constexpr,
+    UNIFORM: tl.constexpr,
+    DOT: tl.constexpr,  # dtype of the products' operands
+    PRECISION: tl.constexpr,  # of fp32 products: "ieee", "tf32x3" or "tf32"
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    AMD: tl.constexpr,
+):
+    column_block = tl.program_id(0)
+    group = tl.program_id(1)
+    column_blocks = tl.num_programs(0)  # not a constant: a loop to a known bound is unrolled, and costs registers
+    EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
+    index, unlabelled = _group_of_rows(mask_ptr, order_ptr, unlabelled_ptr, rows, group, False, BLOCK_M, CHUNKS)
+    cols = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_cols = cols < D
+
+    # Labelled rows among rows [group * BLOCK_M, (group + 1) * BLOCK_M): the anchor.
+    row = group.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    m_row = tl.load(mask_ptr + row, mask=row < rows, other=0) != 0
+    m_tile = m_row[:, None] & m_cols[None, :]
+    l_out = tl.load(g_ptr + row[:, None] * g_stride + cols[None, :], mask=m_tile, other=0.0).to(tl.float32)
+    if z_ref_ptr is not None:
+        step = lambda_a
+        if scale_ptr is not None:
+            step *= tl.load(scale_ptr)
+        if MEAN:
+            labelled = tl.maximum(rows - unlabelled, 1).to(tl.float32) if count_ptr is None else tl.load(count_ptr)
+            step /= labelled * D
+        l_z = tl.load(z_ptr + row[:, None] * z_stride + cols[None, :], mask=m_tile, other=0.0).to(tl.float32)
+        l_ref = tl.load(z_ref_ptr + row[:, None] * z_ref_stride + cols[None, :], mask=m_tile, other=0.0).to(tl.float32)
+        l_out += step * (l_z - l_ref)
+    tl.store(out_ptr + row[:, None] * D + cols[None, :], l_out.to(out_ptr.dtype.element_ty), mask=m_tile)
+    if column_block == 0:
+        tl.store(energy_ptr + row, float("nan"), mask=m_row)
+        tl.store(tau_ptr + row, float("nan"), mask=m_row)
+
+    # Unlabelled rows: the projection.
+    if group * BLOCK_M < unlabelled:
+        valid = index >= 0
+        safe = tl.where(valid, index, 0).to(tl.int64)  # rows past the end repeat row 0 and are never stored: no mask in the loop
+        rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
+        m_block = valid[:, None] & m_cols[None, :]
+        a_gs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        a_zs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range(0, D, BLOCK_K):
+            inner = k + tl.arange(0, BLOCK_K)
+            p_g = g_ptr + safe[:, None] * g_stride + inner[None, :]
+            p_z = z_ptr + safe[:, None] * z_stride + inner[None, :]
+            p_s = matrix_ptr + inner[:, None].to(tl.int64) * D + cols[None, :]
+            if EVEN:
+                b_g, b_s = tl.load(p_g), tl.load(p_s)
+            else:
+                m_inner = inner < D
+                b_g = tl.load(p_g, mask=m_inner[None, :], other=0.0)
+                b_s = tl.load(p_s, mask=m_inner[:, None] & m_cols[None, :], other=0.0)
+            b_s = b_s.to(DOT)
+            a_gs = tl.dot(b_g.to(DOT), b_s, a_gs, input_precision=PRECISION)
+            if not UNIFORM:
+                b_z = tl.load(p_z) if EVEN else tl.load(p_z, mask=(inner < D)[None, :], other=0.0)
+                a_zs = tl.dot(b_z.to(DOT), b_s, a_zs, input_precision=PRECISION)
+
+        if UNIFORM:  # tau = 1 needs no energy, so no program waits for another
+            b_g = tl.load(g_ptr + safe[:, None] * g_stride + cols[None, :], mask=m_block, other=0.0).to(tl.float32)
+            b_out = b_g - lambda_p * a_gs
+            tl.store(out_ptr + safe[:, None] * D + cols[None, :], b_out.to(out_ptr.dtype.element_ty), mask=m_block)
+            if column_block == 0:
+                tl.store(energy_ptr + safe, float("nan"), mask=valid)
+                tl.store(tau_ptr + safe, 1.0, mask=valid)
+        else:
+            b_z = tl.load(z_ptr + safe[:, None] * z_stride + cols[None, :], mask=m_block, other=0.0).to(tl.float32)
+            _store_energy_shares(partial_ptr, b_z, a_zs, rank, valid, rows, column_block)
+            tl.store(product_ptr + safe[:, None] * D + cols[None, :], a_gs, mask=m_block)
+            if _arrive(arrivals_ptr + group, AMD) == column_blocks - 1:
+                energy = _energy_of_group(partial_ptr, rank, valid, rows, column_blocks)
+                tau = _clamp01(1.0 - energy / (tl.load(energy_ref_ptr) + 1e-6))
+                weight = lambda_p * tau
+                for block in range(0, column_blocks):
+                    every = block * BLOCK_N + tl.arange(0, BLOCK_N)
+                    m_every = valid[:, None] & (every < D)[None, :]
+                    b_gs = tl.load(product_ptr + safe[:, None] * D + every[None, :], mask=m_every, other=0.0, cache_modifier=".cg")
+                    b_g = tl.load(g_ptr + safe[:, None] * g_stride + every[None, :], mask=m_every, other=0.0).to(tl.float32)
+                    b_out = b_g - weight[:, None] * b_gs
+                    tl.store(out_ptr + safe[:, None] * D + every[None, :], b_out.to(out_ptr.dtype.element_ty), mask=m_every)
+                tl.store(energy_ptr + safe, energy, mask=valid)
+                tl.store(tau_ptr + safe, tau, mask=valid)
+                tl.store(arrivals_ptr + group, 0)  # ready for the next launch without a memset
+
+
+@triton.jit(do_not_specialize=["rows"])
+def labelled_energy_kernel(
+    z_ptr,  # (rows, D), row stride z_stride
+    mask_ptr,  # (rows,) uint8, 1 = labelled
+    order_ptr,  # as in coordinate_kernel
+    unlabelled_ptr,
+    matrix_ptr,  # (D, D) contiguous, symmetric
+    energy_ref_ptr,  # () fp32, Ebar, updated in place when UPDATE
+    used_ptr,  # () fp32: the value after the update
+    sums_ptr,  # (2,) fp32: sum of E over labelled rows, their number
+    partial_ptr,  # (column blocks, 2, rows) fp32 scratch
+    group_sum_ptr,  # (row blocks,) fp32 scratch
+    arrivals_ptr,  # (row blocks + 1,) int32, zero before and after
+    rows,
+    z_stride,
+    momentum,
+    D: tl.constexpr,
+    UPDATE: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    AMD: tl.constexpr,
+):
+    column_block = tl.program_id(0)
+    group = tl.program_id(1)
+    column_blocks = tl.num_programs(0)  # not a constant: a loop to a known bound is unrolled, and costs registers
+    EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
+    index, labelled = _group_of_rows(mask_ptr, order_ptr, unlabelled_ptr, rows, group, True, BLOCK_M, CHUNKS)
+    cols = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
+    m_cols = cols < D
+
+    if labelled == 0:
+        if (group == 0) & (column_block == 0):
+            tl.store(sums_ptr, 0.0)
+            tl.store(sums_ptr + 1, 0.0)
+            tl.store(used_ptr, tl.load(energy_ref_ptr))
+    elif group * BLOCK_M < labelled:
+        valid = index >= 0
+        safe = tl.where(valid, index, 0).to(tl.int64)
+        rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
+        a_zs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+        for k in range(0, D, BLOCK_K):
+            inner = k + tl.arange(0, BLOCK_K)
+            p_z = z_ptr + safe[:, None] * z_stride + inner[None, :]
+            p_s = matrix_ptr + inner[:, None].to(tl.int64) * D + cols[None, :]
+            if EVEN:
+                b_z, b_s = tl.load(p_z), tl.load(p_s)
+            else:
+                m_inner = inner < D
+                b_z = tl.load(p_z, mask=m_inner[None, :], other=0.0)
+                b_s = tl.load(p_s, mask=m_inner[:, None] & m_cols[None, :], other=0.0)
+            a_zs = tl.dot(b_z.to(DOT), b_s.to(DOT), a_zs, input_precision=PRECISION)
+        m_block = valid[:, None] & m_cols[None, :]
+        b_z = tl.load(z_ptr + safe[:, None] * z_stride + cols[None, :], mask=m_block, other=0.0).to(tl.float32)
+        _store_energy_shares(partial_ptr, b_z, a_zs, rank, valid, rows, column_block)
+        if _arrive(arrivals_ptr + group, AMD) == column_blocks - 1:
+            energy = _energy_of_group(partial_ptr, rank, valid, rows, column_blocks)
+            tl.store(group_sum_ptr + group, tl.sum(tl.where(valid, energy, 0.0), 0))
+            tl.store(arrivals_ptr + group, 0)
+            groups = (labelled + BLOCK_M - 1) // BLOCK_M
+            all_groups = arrivals_ptr + tl.num_programs(1)
+            if _arrive(all_groups, AMD) == groups - 1:
+                # The last group of all adds the groups' sums, again in their own order.
+                total = 0.0
+                for start in range(0, groups, BLOCK_N):
+                    other = start + tl.arange(0, BLOCK_N)
+                    total += tl.sum(tl.load(group_sum_ptr + other, mask=other < groups, other=0.0, cache_modifier=".cg"), 0)
+                tl.store(sums_ptr, total)
+                tl.store(sums_ptr + 1, labelled.to(tl.float32))
+                before = tl.load(energy_ref_ptr)
+                mean = total / labelled.to(tl.float32)
+                finite = tl.abs(mean) < float("inf")  # false for NaN too: such a batch leaves Ebar alone
+                after = tl.where(finite, momentum * before + (1.0 - momentum) * mean, before)
+                if UPDATE:
+                    tl.store(energy_ref_ptr, after)
+                tl.store(used_ptr, after)
+                tl.store(all_groups, 0)

@@ -1,0 +1,97 @@
+"""The launch table, as data: which tile the fused kernels use for an architecture, a number of rows, D and a dtype.
+
+The entries are seeds from compile-without-GPU resources and a traffic model, not tuned on hardware. `pick` reads them;
+`coordinate(..., tile=Tile(...))` in `launch` takes any other tile.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+
+
+class Tile(NamedTuple):
+    """block_m rows x block_n columns of S per program, block_k of the inner dimension at a time."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    warps: int
+    stages: int
+
+
+@dataclass(frozen=True)
+class Entry:
+    """`tile(dtype)` serves up to `max_rows` rows and dimensions up to `max_dim` on one family of architectures."""
+
+    family: str
+    max_rows: int
+    max_dim: int
+    block_m: int
+    block_n: int
+    warps: int
+    stages: int
+
+    def tile(self, dtype: torch.dtype) -> Tile:
+        # 128 bytes of a row per step of the inner loop in either width: one full cache line.
+        return Tile(self.block_m, self.block_n, 32 if dtype == torch.float32 else 64, self.warps, self.stages)
+
+
+# A family shares shared-memory size per SM, hence tiles: 164-228 KB (wide), 100 KB (narrow), 64 KB of LDS (cdna).
+FAMILY = {"sm_80": "wide", "sm_90": "wide", "sm_100": "wide", "sm_86": "narrow", "sm_89": "narrow", "sm_120": "narrow", "gfx942": "cdna"}
+
+ANY = 1 << 31
+# Few rows: small blocks, because the number of programs, not their efficiency, limits the speed (256 rows of which half are
+# unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads all of S once.
+TABLE = (
+    Entry("wide", 512, 384, 16, 32, 4, 4),
+    Entry("wide", 512, 768, 16, 64, 4, 4),
+    Entry("wide", 2048, ANY, 32, 64, 4, 4),
+    Entry("wide", ANY, ANY, 64, 64, 4, 3),
+    Entry("narrow", 512, 384, 16, 32, 4, 4),
+    Entry("narrow", 2048, ANY, 32, 64, 4, 4),
+    Entry("narrow", ANY, ANY, 64, 64, 4, 3),
+    Entry("cdna", 512, 768, 16, 64, 4, 2),
+    Entry("cdna", 2048, ANY, 32, 64, 4, 2),
+    Entry("cdna", ANY, ANY, 64, 64, 4, 2),
+)
+
+
+# D that the table's tiles do not divide (bounds checks cost registers), and half inputs widened to fp32 products: one small tile each.
+UNEVEN = Entry("any", ANY, ANY, 32, 32, 4, 2)
+WIDENED = Entry("any", ANY, ANY, 16, 32, 4, 4)
+
+
+def pick(arch: str, rows: int, dim: int, dtype: torch.dtype, *, widened: bool = False) -> Tile:
+    """The first entry of the architecture's family that covers the shape. An unknown architecture gets the narrow family's tiles.
+
+    `dtype` is that of z; `widened` says that half inputs are multiplied in fp32.
+
+    >>> pick("sm_80", 256, 768, torch.float32)
+    Tile(block_m=16, block_n=64, block_k=32, warps=4, stages=4)
+    """
+    if widened and dtype != torch.float32:
+        return WIDENED.tile(torch.float32)
+    family = FAMILY.get(arch, "narrow")
+    tile = next(e for e in TABLE if e.family == family and rows <= e.max_rows and dim <= e.max_dim).tile(dtype)
+    return tile if dim % tile.block_n == 0 and dim % tile.block_k == 0 else UNEVEN.tile(dtype)
+
+
+SCAN_LIMIT = 4096  # rows up to which every program finds its rows itself; beyond, an ordering is computed first
+
+
+def chunks(rows: int) -> int:
+    """Chunks of 64 rows that the kernels look through, a power of two; irrelevant beyond SCAN_LIMIT."""
+    return 1 << max(0, -(-min(rows, SCAN_LIMIT) // 64) - 1).bit_length()
+
+
+def architecture(device: torch.device) -> str:
+    """ "sm_80", "gfx942", ... of a CUDA or ROCm device; "interpreter" for a CPU."""
+    if device.type != "cuda":
+        return "interpreter"
+    properties = torch.cuda.get_device_properties(device)
+    if torch.version.hip:
+        return properties.gcnArchName.split(":")[0]
+    return f"sm_{properties.major}{properties.minor}"

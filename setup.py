@@ -1,0 +1,51 @@
+"""Packaging of EAGC-ops.
+
+The folders of the repository are rooms of one import package: `kernels/` is imported as `eagc_ops.kernels`, `training/` as
+`eagc_ops.training`, `bench/` as `eagc_ops.bench`. A top-level package named `kernels` or `training` would collide with
+other people's packages in site-packages.
+"""
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOMS = {"eagc_ops": "eagc_ops", "eagc_ops.kernels": "kernels", "eagc_ops.training": "training", "eagc_ops.bench": "bench"}
+PACKAGES = [name for room, folder in ROOMS.items() for name in [room, *(f"{room}.{sub}" for sub in find_packages(folder))]]
+
+# A reason stands beside every bound; the exact versions the tests ran with are in constraints.txt.
+TORCH = "torch>=2.6"  # torch.library.custom_op with str and optional arguments, torch.compiler.is_compiling in custom ops
+TRITON = "triton>=3.2; platform_system == 'Linux'"  # tl.dot input_precision='tf32x3'; no wheels elsewhere: the torch path serves there
+NUMPY = "numpy>=1.26"  # first release built for python 3.12
+SCIPY = "scipy>=1.11"  # linear_sum_assignment, loadmat; 1.11 is the first for python 3.12
+TIMM = "timm>=1.0.9"  # vit checkpoint_filter_fn for DINOv2 with registers
+TORCHVISION = "torchvision>=0.21"  # the release that belongs to torch 2.6
+ACCELERATE = "accelerate>=1.0"  # stable Accelerator API
+SCIKIT_LEARN = "scikit-learn>=1.3"  # KMeans n_init='auto' settled; bundled digits
+MATPLOTLIB = "matplotlib>=3.8"  # numpy 2 support
+TQDM = "tqdm>=4.66"
+TENSORBOARD = "tensorboard>=2.15"  # protobuf 4 and later
+SAFETENSORS = "safetensors>=0.4"
+PYYAML = "pyyaml>=6.0"  # safe_load of user split files
+PYTEST = "pytest>=8.0"
+PYTEST_BENCHMARK = "pytest-benchmark>=4.0"
+RUFF = "ruff>=0.6"
+
+TRAIN = [TIMM, TORCHVISION, ACCELERATE, SCIPY, SCIKIT_LEARN, MATPLOTLIB, TQDM, TENSORBOARD, SAFETENSORS, PYYAML]
+BENCH = [PYTEST, PYTEST_BENCHMARK, MATPLOTLIB, TIMM, TORCHVISION]
+TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, RUFF]
+
+setup(
+    name="eagc-ops",
+    version="0.1.0",
+    description="Energy-Aware Gradient Coordinator for Generalized Category Discovery: a PyTorch gradient operator with a fused Triton kernel",
+    long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
+    long_description_content_type="text/markdown",
+    license="MIT",
+    python_requires=">=3.10",  # torch 2.6 and later dropped 3.8; X | Y annotations evaluated at run time need 3.10
+    package_dir=ROOMS,
+    packages=PACKAGES,
+    package_data={"eagc_ops": ["py.typed"]},
+    install_requires=[TORCH, TRITON, NUMPY],
+    extras_require={"train": TRAIN, "bench": BENCH, "test": TEST, "all": sorted({*TRAIN, *BENCH, *TEST})},
+    entry_points={"console_scripts": ["eagc=eagc_ops.cli:main"]},
+)

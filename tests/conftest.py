@@ -1,0 +1,36 @@
+"""Two runs make up the suite: the plain one, and one with TRITON_INTERPRET=1 that runs what needs or takes the Triton kernels."""
+
+import os
+
+import pytest
+
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+
+
+def pytest_collection_modifyitems(config, items):
+    """`interpreter` tests belong to the second run; tests with the `impl` fixture run in both, each with its own providers."""
+    kept, dropped = [], []
+    for item in items:
+        own = item.get_closest_marker("interpreter") is not None
+        both = "impl" in getattr(item, "fixturenames", ())
+        (kept if both or own == INTERPRETED else dropped).append(item)
+    if dropped:
+        config.hook.pytest_deselected(items=dropped)
+        items[:] = kept
+
+
+@pytest.fixture(params=["triton"] if INTERPRETED else ["torch", "reference"])
+def impl(request) -> str:
+    return request.param
+
+
+@pytest.fixture
+def poisoned_memory():
+    """Memory that nobody wrote holds NaN, so an unwritten element shows."""
+    import torch
+
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    assert torch.utils.deterministic.fill_uninitialized_memory
+    yield
+    torch.use_deterministic_algorithms(before)

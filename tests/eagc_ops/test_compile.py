@@ -1,0 +1,179 @@
+"""torch.library and torch.compile: opcheck of the raw ops, one graph and the same values when compiled, no wait for the device."""
+
+import warnings
+
+import pytest
+import torch
+from operator_cases import OPTIONS, make_case
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from eagc_ops import EAGC, Subspace, eagc_op, kernels
+from eagc_ops.kernels import torch_path
+from eagc_ops.op import coordinate_op, observe_op
+from eagc_ops.subspace import estimate_from_batch
+
+# What inductor itself warns about (deprecations inside torch) is not ours.
+pytestmark = pytest.mark.filterwarnings("ignore")
+TAIL = (0.7, 0.5, "mean", "energy")
+
+
+@pytest.mark.parametrize("scale", [None, torch.tensor(3.0)], ids=["", "scale"])
+@pytest.mark.parametrize("anchored", [True, False], ids=["anchor", ""])
+def test_opcheck_of_the_backward_op(impl, anchored, scale):
+    case = make_case(12, 16)
+    g, z, z_ref, mask, matrix, energy_ref = case.inputs()
+    arguments = (g, z, z_ref if anchored else None, mask, matrix, energy_ref, scale, None, *TAIL, impl, "auto", 0)
+    result = torch.library.opcheck(coordinate_op, arguments)
+    assert set(result.values()) == {"SUCCESS"} and len(result) == 4
+
+
+def test_opcheck_of_the_forward_op(impl):
+    case = make_case(12, 16)
+    result = torch.library.opcheck(observe_op, (case.z, case.mask, case.matrix, case.energy_ref.clone(), 0.9, "", impl, "auto"))
+    assert set(result.values()) == {"SUCCESS"} and len(result) == 4
+
+
+class Model(nn.Module):
+    def __init__(self, eagc, way="plain"):
+        super().__init__()
+        torch.manual_seed(0)
+        self.encoder, self.eagc, self.head, self.way = nn.Linear(16, 16), eagc, nn.Linear(16, 4), way
+
+    def forward(self, x, z_ref, mask):
+        z = self.encoder(x)
+        if self.way == "token":
+            z, token = self.eagc(z, z_ref, mask, return_token=True)
+            return self.head(z).square().mean() + token
+        if self.way == "function":
+            return self.head(eagc_op(z, z_ref, mask, self.eagc.subspace)).square().mean()
+        if self.way == "batch":
+            return self.head(eagc_op(z, z_ref, mask)).square().mean()
+        return self.head(self.eagc(z, z_ref, mask)).square().mean()
+
+
+def train(model, case, steps=3):
+    """Losses, gradients and the energy reference after a few steps of SGD."""
+    optimiser = torch.optim.SGD(model.parameters(), lr=0.1)
+    out = []
+    for _ in range(steps):
+        optimiser.zero_grad()
+        loss = model(case.z, case.z_ref, case.mask)
+        loss.backward()
+        optimiser.step()
+        out += [loss.detach(), *(p.grad.clone() for p in model.parameters())]
+    return out
+
+
+@pytest.mark.parametrize("way", ["plain", "token", "function", "batch", "ema", "record"])
+@pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
+def test_compiled_model_is_one_graph_and_has_the_same_values(way, dynamic):
+    torch._dynamo.reset()
+    results = []
+    for compiled in (False, True):
+        case = make_case(24, 16)
+        options = {"energy_momentum": 0.5} if way == "ema" else {"record": True} if way == "record" else {}
+        eagc = EAGC(Subspace(case.matrix, case.energy_ref), **options)
+        model = Model(eagc, way)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager") if compiled else model
+            values = train(run, case) + train(run, make_case(30, 16, seed=1))
+        recorded = [eagc.last_tau] if way == "record" else []
+        results.append([*values, eagc.energy_ref.clone(), *recorded])
+        if way == "ema":
+            assert eagc.energy_ref != case.energy_ref
+    for mine, expected in zip(*results):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
+
+
+def test_inductor_gives_the_same_values():
+    torch._dynamo.reset()
+    results = []
+    for compiled in (False, True):
+        case = make_case(24, 16)
+        model = Model(EAGC(Subspace(case.matrix, case.energy_ref), energy_momentum=0.5), "token")
+        results.append(train(torch.compile(model, fullgraph=True) if compiled else model, case))
+    for mine, expected in zip(*results):
+        torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_compiled_model_inside_a_checkpoint_counts_a_batch_once():
+    torch._dynamo.reset()
+    case = make_case(24, 16)
+    module = EAGC(Subspace(case.matrix, case.energy_ref), energy_momentum=0.5)
+    plain = EAGC(Subspace(case.matrix, case.energy_ref), energy_momentum=0.5)
+    plain(case.z, case.z_ref, case.mask)
+    run = torch.compile(lambda z: module(z * 1.0, case.z_ref, case.mask).sin(), backend="aot_eager")
+    z = case.z.clone().requires_grad_()
+    torch.utils.checkpoint.checkpoint(run, z, use_reentrant=True).sum().backward()
+    assert torch.equal(module.energy_ref, plain.energy_ref)
+
+
+class NoWaiting(TorchDispatchMode):
+    """Raises on what would make the host wait for a GPU: reading a value, or an output whose size depends on values."""
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        name = func.overloadpacket.__name__
+        # fresh.item() of a CPU constant made on the host would be fine on a GPU too; nothing here needs it
+        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "unique2", "equal"), f"{name} waits for the device"
+        if name == "index":
+            assert not any(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in args[1]), "a boolean index waits for the device"
+        return func(*args, **(kwargs or {}))
+
+
+def test_the_mode_catches_what_the_cpu_path_does():
+    """The control: the CPU path looks for its rows, which a GPU path must not."""
+    case = make_case()
+    with pytest.raises(AssertionError, match="waits for the device"), NoWaiting():
+        torch_path.coordinate(*case.inputs(), **OPTIONS)
+    with pytest.raises(AssertionError, match="_local_scalar_dense"), NoWaiting():
+        case.mask.sum().item()
+
+
+def test_the_dense_form_waits_for_nothing():
+    case = make_case()
+    with NoWaiting():
+        torch_path.dense(*case.inputs(), scale=torch.tensor(2.0), **OPTIONS)
+        sums = torch_path.dense_labelled_energy(case.z, case.mask, case.matrix)
+        kernels.reference.updated_energy_ref(case.energy_ref, sums, 0.95)
+
+
+@pytest.mark.parametrize("shape", [(12, 40), (60, 16)], ids=["rows<D", "rows>D"])
+def test_the_batch_estimate_waits_for_nothing(shape):
+    case = make_case(*shape)
+    with NoWaiting():
+        estimate_from_batch(case.z_ref, case.mask)
+
+
+@pytest.mark.interpreter
+def test_the_triton_launch_waits_for_nothing(monkeypatch):
+    """The launcher with the kernel taken out (the interpreter itself reads memory): allocations and launch arguments only."""
+    from eagc_ops.kernels import launch
+
+    class Recorder:
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: launches.append(grid)
+
+    launches = []
+    monkeypatch.setattr(launch, "coordinate_kernel", Recorder())
+    monkeypatch.setattr(launch, "labelled_energy_kernel", Recorder())
+    for rows in (40, 5000):
+        case = make_case(rows, 24)
+        with NoWaiting():
+            launch.coordinate(*case.inputs(), scale=torch.tensor(2.0), **OPTIONS)
+            launch.labelled_energy(case.z, case.mask, case.matrix, case.energy_ref, momentum=0.95, update=True)
+    assert len(launches) == 4  # one launch a call
+
+
+def test_the_operator_around_the_kernels_waits_for_nothing(monkeypatch):
+    """Checks, autograd, token, scale: everything but the provider itself."""
+    monkeypatch.setattr(kernels.torch_path, "coordinate", torch_path.dense)
+    monkeypatch.setattr(kernels.torch_path, "labelled_energy", torch_path.dense_labelled_energy)
+    case = make_case()
+    module = EAGC(Subspace(case.matrix, case.energy_ref), energy_momentum=0.9, record=True)
+    z = case.z.clone().requires_grad_()
+    with NoWaiting():
+        out, token = module(z, case.z_ref, case.mask, return_token=True)
+        (out.square().mean() + token).backward()
+        module(z, case.z_ref, case.mask, loss_scale=torch.tensor(4.0)).sum().backward()

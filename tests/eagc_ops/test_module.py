@@ -1,0 +1,206 @@
+"""`EAGC`: running energy reference, state, copies, recording, activation checkpointing."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from operator_cases import assert_close_to_oracle, make_case
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from eagc_ops import EAGC, Subspace, eagc_op
+
+
+def module_of(case, **options) -> EAGC:
+    return EAGC(Subspace(case.matrix, case.energy_ref), **options)
+
+
+def test_equals_the_function(impl):
+    case = make_case()
+    z = case.z.clone().requires_grad_()
+    module = module_of(case, lambda_p=3.0, anchor="sum", impl=impl)
+    mine = torch.autograd.grad(module(z, case.z_ref, case.mask), z, case.g)[0]
+    function = eagc_op(z, case.z_ref, case.mask, module.subspace, lambda_p=3.0, anchor="sum", impl=impl)
+    assert torch.equal(mine, torch.autograd.grad(function, z, case.g)[0])
+
+
+class TestRunningEnergyReference:
+    def expected(self, case, before, momentum=0.95):
+        z, S = case.z[case.mask].double(), case.matrix.double()
+        energy = torch.tensor([(row @ S @ row / (row @ row)).item() for row in z]).mean()
+        return momentum * before + (1 - momentum) * energy
+
+    def test_is_updated_from_the_batch_before_it_is_used(self, impl):
+        case = make_case(60, 32)
+        module = module_of(case, energy_momentum=0.5, impl=impl)
+        z = case.z.clone().requires_grad_()
+        grad = torch.autograd.grad(module(z, case.z_ref, case.mask), z, case.g)[0]
+        after = self.expected(case, case.energy_ref.item(), 0.5)
+        assert module.energy_ref.item() == pytest.approx(after.item(), rel=1e-6)
+        assert abs(module.energy_ref - case.energy_ref) > 1e-3
+        assert_close_to_oracle(grad, type(case)(*case.inputs()[:5], module.energy_ref))
+
+    def test_stays_in_evaluation_and_without_labelled_or_finite_rows(self):
+        case = make_case()
+        module = module_of(case, energy_momentum=0.5)
+        module.eval()(case.z, case.z_ref, case.mask)
+        module.train()(case.z, case.z_ref, torch.zeros_like(case.mask))
+        broken = case.z.clone()
+        broken[case.mask.nonzero()[0]] = torch.inf
+        module(broken, case.z_ref, case.mask)
+        assert torch.equal(module.energy_ref, case.energy_ref)
+        module(case.z, case.z_ref, case.mask)
+        assert not torch.equal(module.energy_ref, case.energy_ref)
+
+    def test_is_updated_without_gradients_in_training(self):
+        """As the release does; a no_grad forward of a module in training mode is a forward."""
+        case = make_case()
+        module = module_of(case, energy_momentum=0.5)
+        with torch.no_grad():
+            module(case.z, case.z_ref, case.mask)
+        assert not torch.equal(module.energy_ref, case.energy_ref)
+
+    def test_two_forwards_before_one_backward_use_their_own_values(self):
+        first, second = make_case(seed=0), make_case(seed=1)
+        module = module_of(first, energy_momentum=0.5)
+        z1, z2 = (case.z.clone().requires_grad_() for case in (first, second))
+        out1 = module(z1, first.z_ref, first.mask)
+        used1 = module.energy_ref.clone()
+        out2 = module(z2, second.z_ref, second.mask)
+        used2 = module.energy_ref.clone()
+        assert used1 != used2
+        grads = torch.autograd.grad([out1, out2], [z1, z2], [first.g, second.g])
+        assert_close_to_oracle(grads[0], type(first)(*first.inputs()[:5], used1))
+        assert_close_to_oracle(grads[1], type(first)(*second.inputs()[:4], first.matrix, used2))
+
+    @pytest.mark.parametrize("reentrant", [True, False])
+    def test_activation_checkpointing_counts_a_batch_once(self, reentrant):
+        case = make_case()
+        plain, checked = (module_of(case, energy_momentum=0.5) for _ in range(2))
+        z1, z2 = (case.z.clone().requires_grad_() for _ in range(2))
+        (plain(z1 * 1.0, case.z_ref, case.mask).sin() * case.g).sum().backward()
+        out = checkpoint(lambda z: checked(z * 1.0, case.z_ref, case.mask).sin() * case.g, z2, use_reentrant=reentrant)
+        out.sum().backward()
+        assert torch.equal(checked.energy_ref, plain.energy_ref)
+        assert torch.equal(z1.grad, z2.grad)
+
+    def test_checkpointed_forwards_before_one_backward_keep_their_own_values(self):
+        first, second = make_case(seed=0), make_case(seed=1)
+        plain, checked = (module_of(first, energy_momentum=0.5) for _ in range(2))
+        grads = []
+        for module, run in ((plain, lambda f, z: f(z)), (checked, lambda f, z: checkpoint(f, z, use_reentrant=False))):
+            zs = [case.z.clone().requires_grad_() for case in (first, second)]
+            outs = [run(lambda z, c=c, m=module: m(z * 1.0, c.z_ref, c.mask).sin(), z) for c, z in zip((first, second), zs)]
+            grads.append(torch.autograd.grad(outs, zs, [first.g, second.g]))
+        for mine, expected in zip(grads[1], grads[0]):
+            assert torch.equal(mine, expected)
+
+
+class TestState:
+    def test_round_trip(self, tmp_path):
+        case = make_case()
+        saved = module_of(case, energy_momentum=0.5)
+        saved(case.z, case.z_ref, case.mask)
+        torch.save(saved.state_dict(), tmp_path / "state.pt")
+        loaded = EAGC(Subspace(torch.eye(24) * 0.5, 0.1), energy_momentum=0.5)
+        loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
+        assert torch.equal(loaded.matrix, saved.matrix) and torch.equal(loaded.energy_ref, saved.energy_ref)
+
+    def test_fits_into_safetensors(self, tmp_path):
+        from safetensors.torch import load_file, save_file
+
+        saved = module_of(make_case())
+        save_file(saved.state_dict(), tmp_path / "state.safetensors")
+        module_of(make_case()).load_state_dict(load_file(tmp_path / "state.safetensors"))
+
+    @pytest.mark.parametrize(
+        "other", [{"lambda_a": 0.1}, {"lambda_p": 3.0}, {"anchor": "sum"}, {"tau": "uniform"}, {"energy_momentum": 0.95}], ids=str
+    )
+    def test_of_other_settings_is_refused_by_name(self, other):
+        state = module_of(make_case(), **other).state_dict()
+        with pytest.raises(ValueError, match=rf"other settings \({next(iter(other))}: saved"):
+            module_of(make_case()).load_state_dict(state)
+
+    def test_of_another_dimension_is_refused(self):
+        with pytest.raises(RuntimeError, match="size mismatch for matrix"):
+            module_of(make_case(dim=24)).load_state_dict(module_of(make_case(dim=8)).state_dict())
+
+    @pytest.mark.parametrize("cast", ["half", "bfloat16", "double"])
+    def test_casts_leave_the_buffers_in_fp32_to_the_bit(self, cast):
+        case = make_case()
+        model = nn.Sequential(nn.Linear(24, 24), module_of(case))
+        getattr(model, cast)()
+        assert model[0].weight.dtype != torch.float32
+        assert model[1].matrix.dtype == torch.float32 and torch.equal(model[1].matrix, case.matrix)
+        assert torch.equal(model[1].energy_ref, case.energy_ref)
+        model.to(dtype=torch.float16, device="cpu")
+        assert torch.equal(model[1].matrix, case.matrix)
+        assert model.to("meta")[1].matrix.device.type == "meta"
+
+    def test_subspace_is_not_shared_with_the_caller(self):
+        subspace = Subspace(torch.eye(4) * 0.5, 0.5)
+        module = EAGC(subspace, energy_momentum=0.5)
+        module(torch.randn(6, 4), None, torch.ones(6, dtype=torch.bool))
+        assert subspace.energy_ref == 0.5
+
+    def test_prints_its_settings(self):
+        text = repr(module_of(make_case()))
+        assert "dim=24, lambda_a=0.7, lambda_p=0.5, anchor='mean', tau='energy', energy_momentum=None, impl='auto'" in text
+
+
+class TestRecording:
+    def test_keeps_energy_and_tau_of_the_last_backward(self, impl):
+        case = make_case(60, 32)
+        module = module_of(case, record=True, impl=impl)
+        assert module.last_energy is None
+        z = case.z.clone().requires_grad_()
+        out = module(z, case.z_ref, case.mask)
+        out.backward(case.g)
+        _, energy, weight = case.oracle()
+        torch.testing.assert_close(module.last_energy[~case.mask].double(), energy[~case.mask], rtol=0, atol=2e-6)
+        torch.testing.assert_close(module.last_tau[~case.mask].double(), weight[~case.mask], rtol=0, atol=2e-5)
+        assert module.last_tau[case.mask].isnan().all()
+
+    def test_a_copy_records_for_itself(self):
+        case = make_case()
+        module = module_of(case, record=True)
+        for other in (copy.deepcopy(module), pickle.loads(pickle.dumps(module))):
+            z = case.z.clone().requires_grad_()
+            other(z, case.z_ref, case.mask).backward(case.g)
+            assert other.last_tau is not None and module.last_tau is None
+
+    def test_is_off_by_default(self):
+        case = make_case()
+        module = module_of(case)
+        z = case.z.clone().requires_grad_()
+        module(z, case.z_ref, case.mask).backward(case.g)
+        assert module.last_tau is None
+
+
+def test_deepcopy_is_independent():
+    case = make_case()
+    module = module_of(case, energy_momentum=0.5)
+    other = copy.deepcopy(module)
+    other(case.z, case.z_ref, case.mask)
+    assert torch.equal(module.energy_ref, case.energy_ref) and not torch.equal(other.energy_ref, case.energy_ref)
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        ({"energy_momentum": 1.0}, "energy_momentum=1.0 must be None or a number in"),
+        ({"impl": "fast"}, "impl='fast' is none of"),
+        ({"precision": "low"}, "precision='low' is none of"),
+        ({"lambda_a": -1}, "lambda_a=-1"),
+    ],
+)
+def test_errors_at_construction(options, words):
+    with pytest.raises(ValueError, match=words):
+        module_of(make_case(), **options)
+    with pytest.raises(TypeError, match="subspace must be a Subspace, got Tensor"):
+        EAGC(torch.eye(3))
+
+
+def test_warmup_accepts_every_device_without_triton():
+    module_of(make_case()).warmup(64, torch.float32)

@@ -1,0 +1,173 @@
+"""The conceptor and its energy reference against their definitions."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+
+from eagc_ops import Subspace
+from eagc_ops.subspace import estimate_from_batch, solve_conceptor, solve_woodbury
+
+
+def features(count=200, dim=24, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(count, dim, generator=generator) * torch.arange(1, dim + 1).rsqrt() + 0.2
+
+
+def by_definition(z, aperture):
+    z = z.double()
+    correlation = z.T @ z / len(z)
+    return correlation @ torch.linalg.inv(correlation + aperture**-2 * torch.eye(z.shape[1], dtype=torch.float64))
+
+
+def mean_energy(z, matrix):
+    z = z.double()
+    return sum((row @ matrix @ row / (row @ row)).item() for row in z) / len(z)
+
+
+@pytest.mark.parametrize("aperture", [0.5, 2.0, 10.0, 100.0])
+@pytest.mark.parametrize("count", [10, 23, 24, 200], ids=lambda n: f"N={n}")
+def test_conceptor_is_its_definition(count, aperture):
+    z = features(count)
+    subspace = Subspace.conceptor(z, aperture)
+    exact = by_definition(z, aperture)
+    torch.testing.assert_close(subspace.matrix.double(), exact, rtol=0, atol=1e-7)
+    assert subspace.energy_ref.item() == pytest.approx(mean_energy(z, exact), abs=1e-6)
+    assert torch.equal(subspace.matrix, subspace.matrix.T)
+    eigenvalues = torch.linalg.eigvalsh(subspace.matrix.double())
+    assert eigenvalues.min() > -1e-6 and eigenvalues.max() < 1 + 1e-6
+
+
+def test_eigenvalues_are_the_papers_soft_threshold():
+    """lambda -> lambda / (lambda + aperture^-2), the eigenvectors stay."""
+    correlation = torch.diag(torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64))
+    torch.testing.assert_close(solve_conceptor(correlation, 2.0), torch.diag(torch.tensor([4 / 4.25, 1 / 1.25, 0.0], dtype=torch.float64)))
+
+
+@pytest.mark.parametrize("dim", [64, 256])
+def test_fp64_solve_is_exact_to_1e_10(dim):
+    z = features(2 * dim, dim).double()
+    correlation = z.T @ z / len(z)
+    exact = by_definition(z, 2.0)
+    assert (solve_conceptor(correlation, 2.0) - exact).abs().max() < 1e-10
+    few = z[: dim // 2]
+    assert (solve_woodbury(few, len(few), 2.0) - by_definition(few, 2.0)).abs().max() < 1e-10
+
+
+def test_fp32_solve_is_more_accurate_than_the_released_inverse():
+    """On features of a LayerNorm, |z|^2 = D, as a ViT gives them."""
+    z = torch.nn.functional.layer_norm(features(600, 256), (256,))
+    correlation = z.T @ z / len(z)
+    exact = solve_conceptor(correlation.double(), 2.0)
+    released = correlation @ torch.linalg.inv(correlation + 0.25 * torch.eye(256))
+    assert (solve_conceptor(correlation, 2.0) - exact).norm() < 0.7 * (released - exact).norm()
+    assert Subspace.conceptor(z, dtype=torch.float32).matrix.sub(exact).abs().max() < 1e-5
+
+
+def test_batches_tensor_and_generator_agree():
+    z = features(300)
+    whole = Subspace.conceptor(z)
+    for batches in (z.split(64), list(z.split(1)), (batch for batch in z.split(128))):
+        streamed = Subspace.conceptor(batches)
+        torch.testing.assert_close(streamed.matrix, whole.matrix, rtol=0, atol=1e-7)
+        torch.testing.assert_close(streamed.energy_ref, whole.energy_ref, rtol=0, atol=1e-7)
+
+
+def test_a_generator_is_read_once_and_holds_no_features():
+    """Memory D x D: a batch is gone when the next one is asked for."""
+    import weakref
+
+    alive = weakref.WeakSet()
+
+    class Batch(torch.Tensor):
+        pass
+
+    def batches():
+        for _ in range(20):
+            assert len(alive) <= 1
+            batch = features(50).as_subclass(Batch)
+            alive.add(batch)
+            yield batch
+            del batch
+
+    assert Subspace.conceptor(batches()).dim == 24
+
+
+def test_half_features_are_summed_wide():
+    z = features(300)
+    narrow = Subspace.conceptor(z.bfloat16())
+    torch.testing.assert_close(narrow.matrix, Subspace.conceptor(z.bfloat16().float()).matrix, rtol=0, atol=0)
+
+
+def test_pca_is_the_projection_on_the_leading_directions():
+    z = features(300)
+    subspace = Subspace.pca(z, k=5)
+    leading = torch.linalg.svd(z.double(), full_matrices=False).Vh[:5]
+    torch.testing.assert_close(subspace.matrix.double(), leading.T @ leading, rtol=0, atol=1e-6)
+    assert subspace.energy_ref.item() == pytest.approx(mean_energy(z, leading.T @ leading), abs=1e-6)
+
+
+def test_energy_of_the_fitting_features_averages_to_the_reference():
+    z = features(300)
+    subspace = Subspace.conceptor(z)
+    assert subspace.energy(z).mean().item() == pytest.approx(subspace.energy_ref.item(), abs=1e-6)
+    assert subspace.energy(z.view(10, 30, 24)).shape == (10, 30)
+    assert subspace.energy(z.double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("rows", [8, 64], ids=["rows<D", "rows>D"])
+def test_batch_estimate_is_the_conceptor_of_the_labelled_rows(rows):
+    z = features(rows)
+    mask = torch.arange(rows) % 3 != 0
+    broken = z.clone()
+    broken[~mask] = torch.nan
+    matrix, energy_ref = estimate_from_batch(broken, mask)
+    exact = Subspace.conceptor(z[mask])
+    torch.testing.assert_close(matrix, exact.matrix, rtol=0, atol=1e-6)
+    torch.testing.assert_close(energy_ref, exact.energy_ref, rtol=0, atol=1e-6)
+
+
+def test_copies_pickles_moves_and_prints():
+    subspace = Subspace.conceptor(features())
+    for other in (pickle.loads(pickle.dumps(subspace)), copy.deepcopy(subspace), subspace.to("cpu")):
+        assert torch.equal(other.matrix, subspace.matrix) and torch.equal(other.energy_ref, subspace.energy_ref)
+    assert subspace.to("cpu") is subspace
+    assert subspace.to("meta").device.type == "meta"
+    assert repr(subspace).startswith("Subspace(dim=24, rank ")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "words"),
+    [
+        (lambda: Subspace.conceptor(features(), aperture=0), ValueError, "aperture=0 must be a positive number"),
+        (lambda: Subspace.conceptor(features(), aperture=float("inf")), ValueError, "aperture=inf"),
+        (lambda: Subspace.conceptor(features()[0]), ValueError, r"features must be a floating tensor \(N, D\).*got \(24,\)"),
+        (lambda: Subspace.conceptor(features().long()), ValueError, "features must be a floating tensor"),
+        (lambda: Subspace.conceptor(features()[:0]), ValueError, "features holds no row"),
+        (lambda: Subspace.conceptor([]), ValueError, "features holds no row"),
+        (lambda: Subspace.conceptor(3), TypeError, "features must be a tensor"),
+        (lambda: Subspace.conceptor([features(), features(dim=8)]), ValueError, "dimension 8 after one of dimension 24"),
+        (lambda: Subspace.conceptor(features().log()), ValueError, "features holds NaN"),
+        (lambda: Subspace.conceptor(features(10).log()), ValueError, "features holds NaN"),
+        (lambda: Subspace.conceptor(features(), dtype=torch.float16), ValueError, "dtype=torch.float16 must be"),
+        (lambda: Subspace.pca(features(), k=25), ValueError, "k=25 must lie between 1 and D=24"),
+        (lambda: Subspace(torch.ones(2, 3), 0.5), ValueError, r"matrix must be a floating tensor \(D, D\)"),
+        (lambda: Subspace(torch.tensor([[0.5, 0.1], [0.0, 0.5]]), 0.5), ValueError, "matrix must be symmetric"),
+        (lambda: Subspace(torch.eye(3) * 1.1, 0.5), ValueError, "one above 1"),
+        (lambda: Subspace(torch.eye(3) * -0.1, 0.5), ValueError, "one negative"),
+        (lambda: Subspace(torch.eye(3) * torch.nan, 0.5), ValueError, "matrix holds NaN"),
+        (lambda: Subspace(torch.eye(3), 0.0), ValueError, r"energy_ref=0.0 must be one number in \(0, 1\]"),
+        (lambda: Subspace(torch.eye(3), torch.ones(2)), ValueError, "energy_ref"),
+        (lambda: Subspace(torch.eye(3), 0.5).energy(torch.ones(2, 4)), ValueError, r"z must be a floating tensor \(..., 3\)"),
+    ],
+)
+def test_errors_name_the_argument(call, error, words):
+    with pytest.raises(error, match=words):
+        call()
+
+
+def test_a_projection_and_the_identity_are_valid_matrices():
+    basis = torch.linalg.qr(torch.randn(16, 5))[0]
+    assert Subspace(basis @ basis.T, 0.5).dim == 16
+    assert Subspace(torch.eye(7, dtype=torch.float64), 1.0).matrix.dtype == torch.float32

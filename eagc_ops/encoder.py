@@ -1,0 +1,305 @@
+"""A ViT whose frozen trunk serves the student and its reference (design: images -> trunk -> tail -> z).
+
+Blocks below `grad_from_block` are frozen and the same in the student and in the reference model, so the trunk runs once and only
+the tail runs twice. Only the CLS token leaves the last block, so that block computes nothing for the other tokens.
+"""
+
+from __future__ import annotations
+
+import copy
+import hashlib
+import re
+from collections.abc import Iterable, Mapping
+from numbers import Real
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+__all__ = ["AnchoredEncoder"]
+
+
+class AnchoredEncoder(nn.Module):
+    """Student and reference features of one timm `VisionTransformer`, with one pass through the shared trunk.
+
+    The feature is the CLS token after the final norm, (B, D), not normalised: what `vit(images)` returns with `num_classes=0`.
+    Building the encoder freezes everything in `vit` except `blocks[grad_from_block:]`, the tail; the final norm stays frozen too.
+
+    Args:
+        vit: timm VisionTransformer with a class token and global_pool="token"; kept, not copied. A classifier head is not used.
+        grad_from_block: first trainable block (11: the last block of a ViT-B).
+        reference: where the reference tail comes from, see `set_reference`; None: there is no reference yet.
+        cls_only: compute only what reaches the CLS token in the last block. Same result to rounding (about 3e-7 relative in fp32).
+
+    Example:
+        >>> import timm, torch
+        >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, depth=3)
+        >>> encoder = AnchoredEncoder(vit, grad_from_block=2)
+        >>> encoder.set_reference()                                   # the tail as it is now
+        >>> z, z_ref = encoder(torch.randn(4, 3, 32, 32), labelled_rows=torch.tensor([0, 2]))
+        >>> z.requires_grad, z_ref.requires_grad, torch.allclose(z[[0, 2]], z_ref[[0, 2]], atol=1e-5), z_ref[1].isnan().all().item()
+        (True, False, True, True)
+    """
+
+    def __init__(
+        self,
+        vit: nn.Module,
+        grad_from_block: int = 11,
+        *,
+        reference: nn.Module | Mapping[str, Tensor] | None = None,
+        cls_only: bool = True,
+    ) -> None:
+        super().__init__()
+        _refuse_foreign_vit(vit)
+        depth = len(vit.blocks)
+        if not (isinstance(grad_from_block, int) and 0 <= grad_from_block < depth):
+            raise ValueError(
+                f"grad_from_block={grad_from_block!r}: vit has blocks 0..{depth - 1}; {depth - 1} trains the last block, 0 trains them all"
+            )
+        if cls_only:
+            _refuse_foreign_block(vit.blocks[-1], f"blocks.{depth - 1}")
+        self.vit = vit
+        self.grad_from_block = grad_from_block
+        self.cls_only = cls_only
+        self.reference: nn.ModuleList | None = None
+        for name, parameter in vit.named_parameters():
+            parameter.requires_grad_(self._in_tail(name))
+        if reference is not None:
+            self.set_reference(reference)
+
+    def forward(self, x: Tensor, labelled_rows: Tensor | None = None, *, pixel_grad: bool = False) -> tuple[Tensor, Tensor | None]:
+        """(z, z_ref) of images (B, C, H, W), or of tokens (B, N, D) that `trunk` made before; z_ref is None without a reference.
+
+        `labelled_rows` as in `anchor`, `pixel_grad` as in `trunk`.
+        """
+        tokens = x if x.ndim == 3 else self.trunk(x, pixel_grad=pixel_grad)
+        return self.student(tokens), None if self.reference is None else self.anchor(tokens, labelled_rows)
+
+    def trunk(self, images: Tensor, *, pixel_grad: bool = False) -> Tensor:
+        """Tokens (B, N, D) that enter block `grad_from_block`; no graph is kept unless `pixel_grad` lets gradients reach the images."""
+        for name, parameter in self.vit.named_parameters():
+            if parameter.requires_grad and not self._in_tail(name):
+                raise RuntimeError(
+                    f"vit.{name} requires grad: student and reference can share only a frozen trunk; call requires_grad_(False) on it, "
+                    f"or build the encoder with a smaller grad_from_block (now {self.grad_from_block})"
+                )
+        if images.requires_grad and torch.is_grad_enabled() and not pixel_grad:
+            raise ValueError("images require grad but pixel_grad=False would cut their gradient: pass pixel_grad=True, or images.detach()")
+        vit = self.vit
+        with torch.set_grad_enabled(pixel_grad and torch.is_grad_enabled()):
+            x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
+            return self._run(vit.blocks[: self.grad_from_block], x)
+
+    def student(self, tokens: Tensor) -> Tensor:
+        """z (B, D) of the trainable tail."""
+        return self._feature(self.tail, tokens)
+
+    @torch.no_grad()
+    def anchor(self, tokens: Tensor, rows: Tensor | None = None) -> Tensor:
+        """z_ref (B, D) of the frozen reference tail.
+
+        `rows`: int64 indices (n,) of the rows to compute, best made from the loader's CPU mask (a boolean index on the device waits
+        for it). The other rows are NaN, so that using one shows. None computes every row.
+        """
+        if self.reference is None:
+            raise RuntimeError("this encoder has no reference: call set_reference() first")
+        if rows is None:
+            return self._feature(self.reference, tokens)
+        if rows.dtype != torch.int64 or rows.ndim != 1:
+            raise TypeError(
+                f"rows must be int64 indices of shape (n,), got {rows.dtype} of shape {tuple(rows.shape)}; "
+                "for a mask on the CPU pass mask.nonzero().flatten()"
+            )
+        checkable = rows.device.type == "cpu" and not torch.compiler.is_compiling()  # on a device the check would wait for it
+        if checkable and rows.numel() and not (rows.min() >= 0 and rows.max() < len(tokens)):
+            raise IndexError(f"rows reach from {rows.min()} to {rows.max()}, but tokens have {len(tokens)} rows (two views count twice)")
+        rows = rows.to(tokens.device, non_blocking=True)
+        z = self._feature(self.reference, tokens.index_select(0, rows))
+        return z.new_full((len(tokens), z.shape[1]), float("nan")).index_copy_(0, rows, z)
+
+    def set_reference(self, source: nn.Module | Mapping[str, Tensor] | None = None) -> None:
+        """Freeze a reference tail: a copy of the student's tail now (None), a `tail_state()`, or the tail of another ViT.
+
+        Another ViT must agree with this one, bit for bit, in everything but the tail. A tail state says nothing about its trunk:
+        keep `trunk_fingerprint()` beside it.
+        """
+        if isinstance(source, nn.Module):
+            _refuse_other_trunk(_shared(self.vit, self.grad_from_block), _shared(source, self.grad_from_block))
+            source = {name: value for name, value in source.state_dict().items() if self._in_tail(name)}
+        reference = nn.ModuleList(copy.deepcopy(block) for block in self.tail).requires_grad_(False)
+        if source is not None:
+            self._load(reference, source)
+        self.reference = reference
+
+    @property
+    def tail(self) -> nn.Sequential:
+        """The trainable blocks."""
+        return self.vit.blocks[self.grad_from_block :]
+
+    def tail_state(self) -> dict[str, Tensor]:
+        """A copy of the student's tail, named as in the ViT (`blocks.11.norm1.weight`)."""
+        return {name: value.detach().clone() for name, value in self.vit.state_dict().items() if self._in_tail(name)}
+
+    def load_tail(self, state: Mapping[str, Tensor]) -> None:
+        """Put a `tail_state()` into the student: a start from the reference model."""
+        self._load(self.tail, state)
+
+    def trunk_fingerprint(self) -> str:
+        """sha256 of all that student and reference share: weights, their names, the structure, `grad_from_block`."""
+        digest = hashlib.sha256(str(self.grad_from_block).encode())
+        for name, value in _shared(self.vit, self.grad_from_block).items():
+            digest.update(f"{name} {(value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value}\n".encode())
+            if isinstance(value, Tensor):
+                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+        return digest.hexdigest()
+
+    def _in_tail(self, name: str) -> bool:
+        return _block_index(name) >= self.grad_from_block
+
+    def _run(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
+        keep_little = self.vit.grad_checkpointing and torch.is_grad_enabled()
+        for block in blocks:
+            x = checkpoint(block, x, use_reentrant=False) if keep_little else block(x)
+        return x
+
+    def _feature(self, blocks: Iterable[nn.Module], tokens: Tensor) -> Tensor:
+        if tokens.ndim != 3 or tokens.shape[2] != self.vit.embed_dim:
+            raise ValueError(f"tokens must be (B, N, {self.vit.embed_dim}) as trunk() returns them, got {tuple(tokens.shape)}")
+        *middle, last = blocks
+        x = self._run(middle, tokens)
+        # The norm acts on each token alone. norm(x)[:, 0], or a norm of the view x[:, 0], would keep all N tokens for the backward pass.
+        cls = _cls_of_block(last, x) if self.cls_only else self._run([last], x)[:, 0].contiguous()
+        return self.vit.norm(cls)
+
+    def _load(self, blocks: Iterable[nn.Module], state: Mapping[str, Tensor]) -> None:
+        numbered = enumerate(blocks, self.grad_from_block)
+        wanted = {f"blocks.{i}.{name}": value for i, block in numbered for name, value in block.state_dict().items()}
+        wrong = [f"{name} is missing" for name in wanted.keys() - state.keys()]
+        wrong += [f"{name} is not part of the tail" for name in state.keys() - wanted.keys()]
+        for name in wanted.keys() & state.keys():
+            want, got = ((value.dtype, tuple(value.shape)) for value in (wanted[name], state[name]))
+            wrong += [f"{name} is {got}, not {want}"] if got != want else []
+        if wrong:
+            raise ValueError(f"tail state does not fit blocks {self.grad_from_block}..{len(self.vit.blocks) - 1}: {_some(sorted(wrong))}")
+        with torch.no_grad():
+            for name, value in wanted.items():
+                value.copy_(state[name])
+
+
+def _cls_of_block(block: nn.Module, x: Tensor) -> Tensor:
+    """Token 0 (B, D) of a pre-norm block's output for x (B, N, D)."""
+    for module in (block, block.attn, block.attn.qkv):
+        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+            raise RuntimeError(
+                f"a hook on the {type(module).__name__} of the last block would not run: build the encoder with cls_only=False"
+            )
+    cls = x[:, 0] + block.ls1(_cls_of_attention(block.attn, block.norm1(x)))
+    return cls + block.ls2(block.mlp(block.norm2(cls)))
+
+
+def _cls_of_attention(attn: nn.Module, x: Tensor) -> Tensor:
+    """Attention output of token 0 for normalised tokens x (B, N, D), without keys and values of the N tokens.
+
+    With one query per head, q . (W_k x_n) = (W_k^T q) . x_n and sum_n p_n (W_v x_n) = W_v (sum_n p_n x_n), so both projections act on
+    H vectors per image instead of N tokens: about 2 N D (D - H) multiply-adds fewer. The key bias adds the same to every score of a head
+    and drops out of the softmax. A norm on the keys is not linear: then the keys (not the values) are formed.
+    """
+    heads, width = attn.num_heads, attn.head_dim
+    # In the dtype of the weights, not autocast's: the scores would be rounded to 16 bits, which fused attention does not do either.
+    with torch.autocast(x.device.type, enabled=False):
+        w_q, w_k, w_v = attn.qkv.weight.view(3, heads * width, -1)
+        b_q, b_k, b_v = (None,) * 3 if attn.qkv.bias is None else attn.qkv.bias.view(3, -1)
+        x = x.to(w_q.dtype)
+        q = attn.q_norm(F.linear(x[:, 0], w_q, b_q).unflatten(1, (heads, width))) * attn.scale
+        if isinstance(attn.k_norm, nn.Identity):
+            scores = torch.einsum("bhw,hwd->bhd", q, w_k.unflatten(0, (heads, width))) @ x.mT
+        else:
+            k = attn.k_norm(F.linear(x, w_k, b_k).unflatten(2, (heads, width)))
+            scores = torch.einsum("bhw,bnhw->bhn", q, k)
+        y = torch.einsum("bhd,hwd->bhw", scores.softmax(-1) @ x, w_v.unflatten(0, (heads, width))).flatten(1)
+        y = y if b_v is None else y + b_v
+    return attn.proj(getattr(attn, "norm", nn.Identity())(y))
+
+
+def _block_index(name: str) -> int:
+    match = re.match(r"blocks\.(\d+)\.", name)
+    return int(match[1]) if match else -1
+
+
+def _shared(vit: nn.Module, grad_from_block: int) -> dict[str, Tensor | str]:
+    """All that must agree to share a trunk: its tensors by name, and the structure, with the numbers that no tensor shows."""
+    shared: dict[str, Tensor | str] = {
+        f"{name} ({type(module).__name__})": str([module.extra_repr(), *(getattr(module, key, None) for key in ("num_heads", "eps"))])
+        for name, module in vit.named_modules()
+    }
+    shared |= {name: value for name, value in vit.state_dict().items() if _block_index(name) < grad_from_block}
+    return {name: value for name, value in shared.items() if not name.startswith("head")}
+
+
+def _refuse_other_trunk(ours: dict, theirs: dict) -> None:
+    wrong = [f"{name.strip()} is only in one of them" for name in ours.keys() ^ theirs.keys()]
+    for name in ours.keys() & theirs.keys():
+        a, b = ours[name], theirs[name]
+        if not (torch.equal(a, b.to(a.device)) if isinstance(a, Tensor) else a == b):
+            wrong.append(f"{name} differs")
+    if wrong:
+        raise ValueError(f"the reference has another trunk than the student, so they cannot share its tokens: {_some(sorted(wrong))}")
+
+
+def _some(lines: list[str], most: int = 5) -> str:
+    return "; ".join(lines[:most]) + (f"; and {len(lines) - most} more" if len(lines) > most else "")
+
+
+def _refuse_foreign_vit(vit: nn.Module) -> None:
+    """The trunk and the pooling are re-written here, so they must be timm's, and nothing may make two passes differ."""
+    VisionTransformer = _timm()[0].VisionTransformer
+    own = ("forward", "forward_features", "forward_head")
+    if not isinstance(vit, VisionTransformer) or any(getattr(type(vit), f) is not getattr(VisionTransformer, f) for f in own):
+        raise TypeError(
+            f"vit is a {type(vit).__name__}: only timm's VisionTransformer with its own forward can be split into trunk and tail"
+        )
+    if not vit.has_class_token or vit.global_pool != "token" or not isinstance(vit.fc_norm, nn.Identity):
+        raise ValueError(
+            f"vit has class_token={vit.has_class_token}, global_pool={vit.global_pool!r}, fc_norm {type(vit.fc_norm).__name__}: "
+            "the feature is the CLS token after the final norm; create it with global_pool='token'"
+        )
+    for name, module in vit.named_modules():
+        rates = [getattr(module, key, 0) for key in ("p", "drop_prob", "prob")]
+        if any(isinstance(rate, Real) and rate > 0 for rate in rates) and not name.startswith("head"):
+            raise ValueError(f"vit.{name} ({type(module).__name__}) drops at random, student and reference must not: set its rate to 0")
+        if isinstance(module, nn.modules.batchnorm._BatchNorm):
+            raise ValueError(f"vit.{name} ({type(module).__name__}) keeps running statistics: such a trunk is not frozen")
+
+
+def _refuse_foreign_block(block: nn.Module, name: str) -> None:
+    """Name the first part of a block that `_cls_of_block` does not reproduce."""
+    models, layers = _timm()
+    mlps = [mlp.forward for mlp in (layers.Mlp, layers.GluMlp, layers.SwiGLU)]  # each acts on every token alone, as do these norms
+    norms = (nn.Identity, nn.LayerNorm, layers.RmsNorm)
+
+    def require(ok: bool, part: str, why: str) -> None:
+        if not ok:
+            module = block.get_submodule(part)
+            path = f"vit.{name}.{part}".rstrip(".")
+            raise TypeError(f"{path} ({type(module).__module__}.{type(module).__name__}) {why}: build the encoder with cls_only=False")
+
+    require(type(block).forward is models.Block.forward, "", "is not timm's pre-norm Block")
+    require(type(block.attn).forward is models.Attention.forward, "attn", "is not timm's plain Attention")
+    require(getattr(block.attn, "gate", None) is None, "attn", "has a gate")
+    require(type(block.attn.qkv) is nn.Linear, "attn.qkv", "is not a plain Linear")
+    require(type(block.mlp).forward in mlps, "mlp", "may mix tokens")
+    for part in ("norm1", "norm2", "attn.q_norm", "attn.k_norm", *(["attn.norm"] if hasattr(block.attn, "norm") else [])):
+        require(isinstance(block.get_submodule(part), norms), part, "is not a norm over the last dimension")
+    for part in ("ls1", "ls2"):
+        require(isinstance(block.get_submodule(part), (nn.Identity, layers.LayerScale)), part, "is not a LayerScale")
+
+
+def _timm():
+    """(timm.models.vision_transformer, timm.layers), imported here because the operator alone does not need timm."""
+    try:
+        from timm import layers
+        from timm.models import vision_transformer
+    except ImportError as error:
+        raise ImportError("AnchoredEncoder needs timm: pip install 'eagc-ops[train]'") from error
+    return vision_transformer, layers

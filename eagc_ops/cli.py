@@ -1,0 +1,43 @@
+"""The command `eagc`: picks a room and hands over. Each command's options are in its own `--help`."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+# command: (module with main(argv) -> exit code, extra that installs what it needs, one line of help)
+COMMANDS = {
+    "selftest": ("eagc_ops.selftest", "", "compare every provider with the fp64 reference on this device; GPU users run it first"),
+    "bench": (
+        "eagc_ops.bench.cli",
+        "bench",
+        "measure: the operator against the released hooks, the conceptor, compile-without-GPU resources",
+    ),
+    "env": ("eagc_ops.environment", "", "versions and devices, for bug reports"),
+}
+
+
+def main(argv: list[str] | None = None) -> int:
+    argv = sys.argv[1:] if argv is None else argv
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: eagc COMMAND [options]\n\nEnergy-Aware Gradient Coordinator.\n\ncommands:")
+        for name, (_, _, line) in COMMANDS.items():
+            print(f"  {name:10} {line}")
+        print("\n`eagc COMMAND --help` shows a command's options.")
+        return 0
+    if argv[0] not in COMMANDS:
+        print(f"eagc: unknown command {argv[0]!r}; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    module, extra, _ = COMMANDS[argv[0]]
+    try:
+        command = importlib.import_module(module).main
+    except ModuleNotFoundError as error:
+        if extra and error.name and not error.name.startswith("eagc_ops"):
+            print(f"eagc {argv[0]}: needs {error.name}; install it with pip install 'eagc-ops[{extra}]'", file=sys.stderr)
+            return 2
+        raise
+    return command(argv[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,121 @@
+"""The package as users meet it: wheel, missing dependencies, a clone that is not installed, the command line, the documentation."""
+
+import os
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def python(*arguments, cwd=None, **environment):
+    environment = {**os.environ, **environment}
+    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+
+
+def test_wheel_holds_every_room_under_one_name(tmp_path):
+    built = python("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), str(ROOT))
+    assert built.returncode == 0, built.stderr
+    names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
+    tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
+    assert tops == {"eagc_ops"}
+    for name in ("eagc_ops/py.typed", "eagc_ops/kernels/fused.py", "eagc_ops/training/data/__init__.py", "eagc_ops/bench/hooks.py"):
+        assert name in names
+    unpacked = tmp_path / "site"
+    zipfile.ZipFile(next(tmp_path.glob("*.whl"))).extractall(unpacked)
+    # -S -s would hide torch too: put the wheel first and check that it is the one imported
+    code = "import eagc_ops.kernels, eagc_ops.training.data; print(eagc_ops.kernels.__file__)"
+    ran = python("-c", code, cwd=tmp_path, PYTHONPATH=str(unpacked))
+    assert ran.stdout.startswith(str(unpacked)), ran.stderr
+
+
+def test_imports_and_works_without_triton_timm_and_torchvision(tmp_path):
+    code = """
+import sys
+for name in ("triton", "timm", "torchvision", "scipy", "sklearn", "accelerate"):
+    sys.modules[name] = None
+import torch, eagc_ops
+z = torch.randn(8, 4, requires_grad=True)
+mask = torch.arange(8) % 2 == 0
+op = eagc_ops.EAGC(eagc_ops.Subspace.conceptor(torch.randn(50, 4)))
+op(z, torch.randn(8, 4), mask).sum().backward()
+assert z.grad is not None
+try:
+    eagc_ops.eagc_op(z, None, mask, op.subspace, impl="triton")
+except RuntimeError as error:
+    print(error)
+"""
+    ran = python("-c", code, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert 'impl="triton" cannot be used: Triton is not installed' in ran.stdout
+
+
+def test_a_clone_that_is_not_installed_says_what_to_do(tmp_path):
+    (tmp_path / "eagc_ops").symlink_to(ROOT / "eagc_ops")
+    code = "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]; import eagc_ops"
+    ran = python("-c", code, cwd=tmp_path)
+    assert ran.returncode != 0
+    assert "found without its sub-packages" in ran.stderr and "pip install -e ." in ran.stderr
+
+
+def test_command_line_lists_its_commands_and_refuses_others():
+    ran = python("-m", "eagc_ops.cli", "--help")
+    assert ran.returncode == 0
+    for command in ("selftest", "bench", "env"):
+        assert re.search(rf"^  {command} ", ran.stdout, re.MULTILINE)
+    ran = python("-m", "eagc_ops.cli", "fly")
+    assert ran.returncode == 2 and ran.stderr.startswith("eagc: unknown command 'fly'") and len(ran.stderr.splitlines()) == 1
+
+
+def test_selftest_passes_here_and_fails_on_a_wrong_provider(capsys, monkeypatch):
+    from eagc_ops import selftest
+    from eagc_ops.kernels import torch_path
+
+    monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33), (40, 64)))
+    assert selftest.main(["--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"^\d+ passed, 0 failed$", out, re.MULTILINE)
+    right = torch_path.coordinate
+    monkeypatch.setattr(torch_path, "coordinate", lambda *args, **options: right(*args, **{**options, "lambda_p": 0.51}))
+    assert selftest.main(["--device", "cpu"]) == 1
+    assert "FAIL: error" in capsys.readouterr().out
+
+
+def test_selftest_sees_bits_that_differ(capsys, monkeypatch):
+    import torch
+
+    from eagc_ops import selftest
+    from eagc_ops.kernels import torch_path
+
+    monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
+    right = torch_path.coordinate
+
+    def racy(*args, **options):
+        out, *rest = right(*args, **options)
+        return out * (1 + 1e-7 * torch.rand(())), *rest
+
+    monkeypatch.setattr(torch_path, "coordinate", racy)
+    assert selftest.main(["--device", "cpu"]) == 1
+    assert "FAIL: bits differ" in capsys.readouterr().out
+
+
+@pytest.mark.interpreter
+def test_selftest_of_the_triton_kernels(capsys, monkeypatch):
+    from eagc_ops import selftest
+
+    monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
+    assert selftest.main(["--device", "cpu", "--repeats", "2"]) == 0
+    assert "triton" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("arguments", [["--device", "cuda:99"], ["--repeats", "0"], ["--fast"]])
+def test_selftest_refuses_bad_options(arguments, capsys):
+    from eagc_ops import selftest
+
+    with pytest.raises(SystemExit) as exit:
+        selftest.main(arguments)
+    assert exit.value.code == 2

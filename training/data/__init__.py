@@ -1,0 +1,47 @@
+"""Data for Generalized Category Discovery: from a folder on disk to batches.
+
+Read the files in the order in which data passes through them:
+
+1. `catalog`       a root on disk -> images in dataset order with their class index (`read_images`, `DATASETS`)
+2. `splits`        known and novel classes, the labelled half of the known images, re-indexed labels (`class_split`)
+3. `transforms`    the protocol's train and test transform
+4. `gcd`           all of this as one object (`open_data` -> `GCDData`)
+5. `loaders`       batches with keyed random draws (`train_loader`, `labelled_loader`, `evaluation_loader`)
+6. `verification`  a root against the published counts (`verify`)
+
+`pickles` reads the public files that are pickles without running them.
+
+>>> import torch
+>>> data = open_data("digits")
+>>> loader = train_loader(data, batch_size=64, seed=0)
+>>> for batch in loader.epoch(0, start=len(loader) - 1):  # resumed at the last batch
+...     rows = torch.cat(batch.views)  # all first views, then all second views
+...     mask = batch.labelled.repeat(2)
+>>> rows.shape, mask.shape
+(torch.Size([128, 1, 16, 16]), torch.Size([128]))
+>>> sum(len(batch.label) for batch in evaluation_loader(data))
+1347
+"""
+
+from eagc_ops.training.data.catalog import DATASETS, SPECS, Images, Spec, read_images
+from eagc_ops.training.data.gcd import GCDData, ImageSubset, Merged, open_data
+from eagc_ops.training.data.loaders import (
+    Batch,
+    Draw,
+    KeyedViews,
+    SequentialLoader,
+    TrainLoader,
+    draw_key,
+    evaluation_loader,
+    labelled_loader,
+    sampler_weights,
+    train_loader,
+)
+from eagc_ops.training.data.splits import ClassSplit, class_split, label_map, labelled_positions
+from eagc_ops.training.data.verification import Verification, verify
+
+__all__ = [
+    "DATASETS", "SPECS", "Batch", "ClassSplit", "Draw", "GCDData", "ImageSubset", "Images", "KeyedViews", "Merged", "SequentialLoader",
+    "Spec", "TrainLoader", "Verification", "class_split", "draw_key", "evaluation_loader", "label_map", "labelled_loader",
+    "labelled_positions", "open_data", "read_images", "sampler_weights", "train_loader", "verify",
+]  # fmt: skip

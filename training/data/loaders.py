@@ -1,0 +1,189 @@
+"""Batches. Every random draw is keyed, so that workers, ranks and resuming cannot change it.
+
+The images of an epoch are drawn by a generator seeded with (seed, epoch); view v of the draw at a position of the epoch is
+augmented by one seeded with (seed, epoch, position, v). No draw depends on what was drawn before, and the global
+generators of the process are left as they were.
+"""
+
+import hashlib
+import struct
+from collections.abc import Callable, Iterator
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from eagc_ops.training.data.gcd import GCDData, Merged
+
+
+class Draw(NamedTuple):
+    """The key of one random draw: item `index` of the merged set at `position` of `epoch`."""
+
+    epoch: int
+    position: int
+    index: int
+
+
+class Batch(NamedTuple):
+    """B images, on the CPU. The rows of a two-view batch are `torch.cat(views)`: all first views, then all second ones."""
+
+    views: list[Tensor]  # each (B, C, H, W) float32
+    label: Tensor  # (B,) int64, re-indexed
+    uq_idx: Tensor  # (B,) int64
+    labelled: Tensor  # (B,) bool
+
+
+def train_loader(
+    data: GCDData, *, batch_size: int, seed: int, views: int = 2, weighting: Literal["simgcd", "selex"] = "simgcd",
+    workers: int = 0, rank: int = 0, world: int = 1, fetch: Dataset | None = None,
+) -> "TrainLoader":  # fmt: skip
+    """The merged set drawn with replacement, |L| + |U| draws per epoch, the last partial batch left out.
+
+    `batch_size` is that of all ranks together; rank r of `world` gets rows r*B/world to (r+1)*B/world of the same global
+    batch. `fetch` maps a `Draw` to (views, label, uq_idx, labelled) in place of decoding and augmenting (trunk cache);
+    `views` is then its own affair.
+
+    >>> from eagc_ops.training.data import open_data
+    >>> loader = train_loader(open_data("digits"), batch_size=128, seed=0)
+    >>> batch = next(loader.epoch(0))
+    >>> len(loader), len(batch.views), tuple(batch.views[0].shape), batch.labelled.dtype
+    (14, 2, (128, 1, 16, 16), torch.bool)
+    """
+    weights = sampler_weights(len(data.labelled), len(data.unlabelled), weighting)
+    return TrainLoader(
+        KeyedViews(data.merged, data.train_transform, views, seed) if fetch is None else fetch,
+        lambda generator: torch.multinomial(weights, len(weights), replacement=True, generator=generator),
+        size=len(weights), batch_size=batch_size, seed=seed, drop_last=True, workers=workers, rank=rank, world=world,
+    )  # fmt: skip
+
+
+def labelled_loader(
+    data: GCDData, *, batch_size: int, train: bool, seed: int = 0, views: int = 2, workers: int = 0
+) -> "TrainLoader | SequentialLoader":
+    """The labelled set. `train=True` (reference training): a `TrainLoader`, shuffled, augmented, last partial batch kept.
+    `train=False` (conceptor and energies): a `SequentialLoader`, one view by the test transform."""
+    size = len(data.labelled)
+    if not train:
+        return SequentialLoader(data, torch.arange(size), batch_size, workers)
+    return TrainLoader(
+        KeyedViews(data.merged, data.train_transform, views, seed),
+        lambda generator: torch.randperm(size, generator=generator),
+        size=size, batch_size=batch_size, seed=seed, drop_last=False, workers=workers,
+    )  # fmt: skip
+
+
+def evaluation_loader(data: GCDData, *, batch_size: int = 256, workers: int = 0) -> "SequentialLoader":
+    """The unlabelled set in order, one view by the test transform."""
+    return SequentialLoader(data, torch.arange(len(data.labelled), len(data.merged)), batch_size, workers)
+
+
+def sampler_weights(labelled: int, unlabelled: int, weighting: str = "simgcd") -> Tensor:
+    """float64 (|L| + |U|,): 1 for a labelled item; |L| / |U| (simgcd: half of a batch is labelled on average) or
+    |L| / (|L| + |U|) (selex: more than half) for an unlabelled one.
+
+    >>> sampler_weights(1, 4).tolist()
+    [1.0, 0.25, 0.25, 0.25, 0.25]
+    """
+    if weighting not in ("simgcd", "selex"):
+        raise ValueError(f"weighting must be 'simgcd' or 'selex', got {weighting!r}")
+    share = labelled / (unlabelled if weighting == "simgcd" else labelled + unlabelled)
+    return torch.cat([torch.ones(labelled, dtype=torch.float64), torch.full((unlabelled,), share, dtype=torch.float64)])
+
+
+def draw_key(*numbers: int) -> int:
+    """A 63-bit seed from some integers. Hashed, because torch's CPU generator looks at the low 32 bits of a seed only."""
+    digest = hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=8).digest()
+    return int.from_bytes(digest, "little") >> 1
+
+
+class KeyedViews(Dataset):
+    """Maps a `Draw` to (views, label, uq_idx, labelled)."""
+
+    def __init__(self, merged: Merged, transform: Callable, views: int, seed: int) -> None:
+        if views < 1:
+            raise ValueError(f"views must be at least 1, got {views}")
+        self.merged, self.transform, self.views, self.seed = merged, transform, views, seed
+
+    def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
+        image, label, uq_idx, labelled = self.merged[draw.index]
+        views = []
+        with torch.random.fork_rng(devices=[]):
+            for v in range(self.views):
+                torch.default_generator.manual_seed(draw_key(self.seed, draw.epoch, draw.position, v))
+                views.append(self.transform(image))
+        return views, label, uq_idx, labelled
+
+
+class TrainLoader:
+    """`len(loader)` steps per epoch; `loader.epoch(e, start=k)` iterates over the batches of epoch e from batch k on.
+
+    Worker processes live as long as the loader, so with workers only the epoch started last can be iterated.
+    """
+
+    def __init__(
+        self, fetch: Dataset, order: Callable[[torch.Generator], Tensor], *, size: int, batch_size: int, seed: int,
+        drop_last: bool, workers: int = 0, rank: int = 0, world: int = 1,
+    ) -> None:  # fmt: skip
+        if not 0 <= rank < world:
+            raise ValueError(f"rank must lie in 0 .. world - 1, got rank={rank}, world={world}")
+        if batch_size < 1 or batch_size % world:
+            raise ValueError(f"batch_size is that of all ranks and must be a positive multiple of world={world}, got {batch_size}")
+        if drop_last and size < batch_size:
+            raise ValueError(f"batch_size={batch_size} is larger than the {size} images of an epoch; choose a smaller one")
+        self._order, self._batch_size, self._seed, self._rank, self._world = order, batch_size, seed, rank, world
+        self._steps = size // batch_size if drop_last else -(-size // batch_size)
+        self._sampler = _Sampler()
+        self._loader = DataLoader(
+            fetch, batch_sampler=self._sampler, num_workers=workers, persistent_workers=workers > 0, collate_fn=_collate,
+            pin_memory=torch.cuda.is_available(), generator=torch.Generator(),  # else it draws a base seed from the global one
+        )  # fmt: skip
+
+    def __len__(self) -> int:
+        return self._steps
+
+    def epoch(self, epoch: int, start: int = 0) -> Iterator[Batch]:
+        return self._iterate(self.draws(epoch, start))
+
+    def draws(self, epoch: int, start: int = 0) -> list[list[Draw]]:
+        """The draws of this rank, batch by batch, from batch `start` on."""
+        if epoch < 0 or not 0 <= start <= len(self):
+            raise ValueError(f"epoch must be >= 0 and start in 0 .. {len(self)}, got epoch={epoch}, start={start}")
+        order = self._order(torch.Generator().manual_seed(draw_key(self._seed, epoch))).tolist()
+        share = self._batch_size // self._world
+        firsts = [b * self._batch_size + self._rank * share for b in range(start, len(self))]
+        return [[Draw(epoch, p, order[p]) for p in range(first, min(first + share, len(order)))] for first in firsts]
+
+    def _iterate(self, draws: list[list[Draw]]) -> Iterator[Batch]:
+        self._sampler.draws = draws
+        batches = iter(self._loader)
+        for _ in draws:
+            if self._loader.num_workers and self._sampler.draws is not draws:
+                raise RuntimeError("another epoch of this loader was started; with workers only the last one can be iterated")
+            yield next(batches)
+
+
+class SequentialLoader(TrainLoader):
+    """Items `order` of the merged set, one view by the test transform: iterate over it for `Batch`es, as often as needed."""
+
+    def __init__(self, data: GCDData, order: Tensor, batch_size: int, workers: int) -> None:
+        fetch = KeyedViews(data.merged, data.test_transform, 1, 0)
+        super().__init__(fetch, lambda _: order, size=len(order), batch_size=batch_size, seed=0, drop_last=False, workers=workers)
+
+    def __iter__(self) -> Iterator[Batch]:
+        return self.epoch(0)
+
+
+class _Sampler:
+    """Hands the draws of the current epoch to the DataLoader."""
+
+    def __init__(self) -> None:
+        self.draws: list[list[Draw]] = []
+
+    def __iter__(self) -> Iterator[list[Draw]]:
+        return iter(self.draws)
+
+
+def _collate(items: list[tuple[list[Tensor], int, int, bool]]) -> Batch:
+    views, label, uq_idx, labelled = zip(*items)
+    return Batch([torch.stack(v) for v in zip(*views)], torch.tensor(label), torch.tensor(uq_idx), torch.tensor(labelled))

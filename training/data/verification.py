@@ -1,0 +1,88 @@
+"""Is this root what the protocol expects? Counts against the published table, and what is wrong."""
+
+import os
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from eagc_ops.training.data.catalog import SPECS, Images, read_images
+from eagc_ops.training.data.splits import class_split, labelled_positions
+
+
+@dataclass(frozen=True)
+class Verification:
+    """`ok` is False when a line starts with WRONG; lines that start with "warning" or "note" leave it True."""
+
+    lines: tuple[str, ...]
+    ok: bool
+
+    def __str__(self) -> str:
+        return "\n".join(self.lines)
+
+
+def verify(name: str, root: str | Path | None = None, split_file: str | Path | None = None) -> Verification:
+    """Check a dataset on disk: files, counts of the training and test part, split file, sizes of L and U.
+
+    >>> print(verify("digits"))
+    note: digits come with scikit-learn
+    ok: 1,797 training images
+    note: class split made by formula
+    ok: 5 known classes
+    ok: 5 novel classes
+    ok: 901 training images of known classes
+    ok: 450 labelled (L)
+    ok: 451 unlabelled, known class
+    ok: 896 unlabelled, novel class
+    ok: 1,347 unlabelled (U)
+    """
+    lines: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            _check(lines, name, root, split_file)
+        except (OSError, ValueError) as error:
+            lines.append(f"WRONG: {error}")
+    lines += [f"warning: {warning.message}" for warning in caught if issubclass(warning.category, UserWarning)]
+    return Verification(tuple(lines), not any(line.startswith("WRONG") for line in lines))
+
+
+def _check(lines: list[str], name: str, root: str | Path | None, split_file: str | Path | None) -> None:
+    train = read_images(name, root)
+    spec = SPECS[name]
+    lines += [f"note: {note}" for note in train.notes]
+    lines += [_count("training images", len(train), spec.train), *_absent_files(train)]
+    if spec.test:
+        try:
+            test = read_images(name, root, "test")
+            lines += [_count("test images", len(test), spec.test), *_absent_files(test)]
+        except FileNotFoundError as error:
+            lines.append(f"note: no test part, and GCD neither trains nor reports on it ({error})")
+        except ValueError as error:
+            lines.append(f"WRONG: {error}")
+    split = class_split(name, split_file, train.names)
+    labelled, unlabelled = labelled_positions(train.targets, split)
+    old = int(np.isin(train.targets[unlabelled], split.known).sum())
+    half = spec.pool // 2
+    lines += [f"note: {note}" for note in split.notes]
+    lines += [
+        _count("known classes", len(split.known), spec.known),
+        _count("novel classes", len(split.novel), spec.novel),
+        _count("training images of known classes", len(labelled) + old, spec.pool),
+        _count("labelled (L)", len(labelled), half),
+        _count("unlabelled, known class", old, spec.pool - half),
+        _count("unlabelled, novel class", len(unlabelled) - old, spec.train - spec.pool),
+        _count("unlabelled (U)", len(unlabelled), spec.train - half),
+    ]
+
+
+def _count(what: str, found: int, expected: int) -> str:
+    if not expected:  # nothing is published for a folder of the user's own
+        return f"note: {found:,} {what}"
+    return f"ok: {found:,} {what}" if found == expected else f"WRONG: {found:,} {what}, expected {expected:,}"
+
+
+def _absent_files(images: Images) -> list[str]:
+    absent = [path for path in images.source if not os.path.isfile(path)] if isinstance(images.source, list) else []
+    return [f"WRONG: {len(absent):,} listed images are missing, the first is {absent[0]}"] if absent else []

@@ -4,6 +4,8 @@ PYTHON ?= python3
 BIN := $(VENV)/bin
 # One thread per process: small products on busy cores lose more in thread hand-overs than they gain.
 export OMP_NUM_THREADS ?= 1
+# Two processes, a file's tests in one of them (they share what is slow to make).
+PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
@@ -23,11 +25,11 @@ install: $(READY)  ## the environment, and this clone in it
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 
 test: install  ## all tests: Triton's interpreter first, then everything else and every example in the documentation
-	TRITON_INTERPRET=1 $(BIN)/python -m pytest -q tests
-	$(BIN)/python -m pytest -q --doctest-modules tests eagc_ops kernels bench training
+	TRITON_INTERPRET=1 $(PYTEST) tests
+	$(PYTEST) --doctest-modules tests eagc_ops kernels bench training
 
 test-quick: install  ## the operator's tests only, without the interpreter
-	$(BIN)/python -m pytest -q tests/kernels tests/eagc_ops
+	$(PYTEST) tests/kernels tests/eagc_ops
 
 gate: install  ## compile every entry of the launch table for six GPU targets; fails on spills, fp64 or too much shared memory
 	$(BIN)/eagc bench aot

@@ -28,11 +28,12 @@ SAFETENSORS = "safetensors>=0.4"
 PYYAML = "pyyaml>=6.0"  # safe_load of user split files
 PYTEST = "pytest>=8.0"
 PYTEST_BENCHMARK = "pytest-benchmark>=4.0"
+PYTEST_XDIST = "pytest-xdist>=3.5"  # the suite on two cores
 RUFF = "ruff>=0.6"
 
 TRAIN = [TIMM, TORCHVISION, ACCELERATE, SCIPY, SCIKIT_LEARN, MATPLOTLIB, TQDM, TENSORBOARD, SAFETENSORS, PYYAML]
 BENCH = [PYTEST, PYTEST_BENCHMARK, MATPLOTLIB, TIMM, TORCHVISION]
-TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, RUFF]
+TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, PYTEST_XDIST, RUFF]
 
 setup(
     name="eagc-ops",

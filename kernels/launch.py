@@ -53,7 +53,7 @@ def coordinate(
             g, z, z_ref, mask.contiguous().view(torch.uint8), order, unlabelled,
             shape.matrix, energy_ref, scale, count,
             out, product, shape.partial(), _arrivals(shape), energy, weight,
-            rows, g.stride(0), z.stride(0), 0 if z_ref is None else z_ref.stride(0), lambda_a, lambda_p,
+            rows, g.stride(0), z.stride(0), 0 if z_ref is None else z_ref.stride(0), float(lambda_a), float(lambda_p),
             D=dim, MEAN=anchor == "mean", UNIFORM=tau == "uniform", **shape.options,
         )  # fmt: skip
     return out, energy, weight

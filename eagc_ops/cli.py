@@ -5,9 +5,15 @@ from __future__ import annotations
 import importlib
 import sys
 
-# command: (module with main(argv) -> exit code, extra that installs what it needs, one line of help)
+# command: (module with main(argv) -> exit code, or module:function, extra that installs what it needs, one line of help)
 COMMANDS = {
+    "demo": ("eagc_ops.training.demo", "train", "the main job: SimGCD with and without EAGC on a small data set, in minutes on a CPU"),
+    "train": ("eagc_ops.training.cli:train", "train", "train a method on a data set, with EAGC or without it"),
+    "evaluate": ("eagc_ops.training.cli:evaluate", "train", "All / Old / New of a run's weights"),
+    "report": ("eagc_ops.training.cli:report", "train", "one HTML page about some runs: curves, energies, mean and std over seeds"),
+    "data": ("eagc_ops.training.cli:data", "train", "check a data set on disk (eagc data verify)"),
     "selftest": ("eagc_ops.selftest", "", "compare every provider with the fp64 reference on this device; GPU users run it first"),
+    "estimate-k": ("eagc_ops.training.estimate_k", "train", "estimate the number of classes of a data set (Brent or bisection)"),
     "bench": (
         "eagc_ops.bench.cli",
         "bench",
@@ -28,9 +34,10 @@ def main(argv: list[str] | None = None) -> int:
     if argv[0] not in COMMANDS:
         print(f"eagc: unknown command {argv[0]!r}; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    module, extra, _ = COMMANDS[argv[0]]
+    target, extra, _ = COMMANDS[argv[0]]
+    module, _, function = target.partition(":")
     try:
-        command = importlib.import_module(module).main
+        command = getattr(importlib.import_module(module), function or "main")
     except ModuleNotFoundError as error:
         if extra and error.name and not error.name.startswith("eagc_ops"):
             print(f"eagc {argv[0]}: needs {error.name}; install it with pip install 'eagc-ops[{extra}]'", file=sys.stderr)

@@ -1,0 +1,38 @@
+"""Seconds of semi-supervised k-means at the size of CUB: 6,000 features of 768 dimensions, 200 clusters, a quarter of the points fixed.
+
+python -m pytest bench/suite_clustering.py -o python_files='suite_*.py'
+"""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from eagc_ops.training.clustering import semi_supervised_kmeans
+
+POINTS, DIM, K, KNOWN = 6000, 768, 200, 100
+
+
+@pytest.fixture(scope="module")
+def problem() -> tuple[torch.Tensor, torch.Tensor]:
+    """Unit features in overlapping classes (within-class spread 1.2 times the length of a class mean), and the fixed labels."""
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(POINTS) % K
+    noise = 1.2 * torch.randn(POINTS, DIM, generator=g) / DIM**0.5
+    x = F.normalize(F.normalize(torch.randn(K, DIM, generator=g), dim=1)[y] + noise, dim=1)
+    return x, torch.where((y < KNOWN) & (torch.rand(POINTS, generator=g) < 0.5), y, -1)
+
+
+@pytest.mark.parametrize(
+    ("balanced", "restarts"),
+    [(False, 1), (True, 1), (True, 10)],
+    ids=["gcd, 1 restart", "selex, start of an epoch", "selex, evaluation (10 restarts)"],
+)
+def test_clustering(benchmark, problem, balanced, restarts):
+    size = POINTS // K if balanced else None
+    benchmark.extra_info["threads"] = torch.get_num_threads()
+    found = benchmark.pedantic(
+        lambda: semi_supervised_kmeans(*problem, K, generator=torch.Generator().manual_seed(0), cluster_size=size, restarts=restarts),
+        rounds=3 if restarts == 1 else 1,
+        warmup_rounds=1 if restarts == 1 else 0,
+    )
+    assert found.labels.max() < K

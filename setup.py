@@ -14,7 +14,7 @@ PACKAGES = [name for room, folder in ROOMS.items() for name in [room, *(f"{room}
 
 # A reason stands beside every bound; the exact versions the tests ran with are in constraints.txt.
 TORCH = "torch>=2.6"  # torch.library.custom_op with str and optional arguments, torch.compiler.is_compiling in custom ops
-TRITON = "triton>=3.2; platform_system == 'Linux'"  # tl.dot input_precision='tf32x3'; no wheels elsewhere: the torch path serves there
+TRITON = "triton>=3.2; platform_system == 'Linux'"  # input_precision='tf32x3'; no wheels elsewhere: the torch path serves there
 NUMPY = "numpy>=1.26"  # first release built for python 3.12
 SCIPY = "scipy>=1.11"  # linear_sum_assignment, loadmat; 1.11 is the first for python 3.12
 TIMM = "timm>=1.0.9"  # vit checkpoint_filter_fn for DINOv2 with registers
@@ -38,7 +38,7 @@ TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, PYTEST_XDIST, RUFF]
 setup(
     name="eagc-ops",
     version="0.1.0",
-    description="Energy-Aware Gradient Coordinator for Generalized Category Discovery: a PyTorch gradient operator with a fused Triton kernel",
+    description="Energy-Aware Gradient Coordinator for Generalized Category Discovery: a PyTorch operator with a fused Triton kernel",
     long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",

@@ -3,54 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from eagc_ops import EAGC, Subspace
+from eagc_ops import EAGC
 from eagc_ops.bench.hooks import HookCoordinator
+from eagc_ops.bench.inputs import APERTURE, MOMENTUM, Inputs, error, make_features, make_inputs
 from eagc_ops.bench.measure import interleave, ratio
-from eagc_ops.kernels import reference
 from eagc_ops.subspace import solve_conceptor
 
 ROWS = (256, 1024, 4096)
 ROUNDS = {256: 61, 1024: 31, 4096: 15}
 DIMS = (768, 1024)
-APERTURE = 2.0
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Half the rows labelled, `active` of the unlabelled ones with tau > 0. Features as a LayerNorm gives them: |z|^2 = D."""
-
-    g: Tensor
-    z: Tensor
-    z_ref: Tensor
-    mask: Tensor
-    subspace: Subspace
-    active: float
-
-
-def make_inputs(rows: int, dim: int = 768, active: float = 0.7) -> Inputs:
-    generator = torch.Generator().manual_seed(0)
-    spectrum = torch.arange(1, dim + 1).rsqrt()
-
-    def features(count: int) -> Tensor:
-        return torch.nn.functional.layer_norm(torch.randn(count, dim, generator=generator) * spectrum, (dim,))
-
-    fitted = Subspace.conceptor(features(1500), APERTURE)
-    z, g = features(rows), torch.randn(rows, dim, generator=generator) * 1e-3
-    mask = torch.arange(rows) % 2 == 0
-    energy_ref = fitted.energy(z[~mask]).quantile(active)
-    subspace = Subspace(fitted.matrix, energy_ref)
-    return Inputs(g, z.requires_grad_(), z.detach() + 0.1 * torch.randn(rows, dim, generator=generator), mask, subspace, active)
 
 
 def variants(inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
     """What a step adds around the head: forward call and backward, from the gradient at the output to the gradient at z."""
     fixed = EAGC(inputs.subspace)
-    running = EAGC(inputs.subspace, energy_momentum=0.95)
+    running = EAGC(inputs.subspace, energy_momentum=MOMENTUM)
     start = inputs.subspace.energy_ref.item()
 
     def backward(out: Tensor) -> Tensor:
@@ -73,19 +44,13 @@ def variants(inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
 
 
 def check(inputs: Inputs, runs: dict[str, Callable[[], Tensor]]) -> dict[str, float]:
-    """Largest relative error against fp64; a variant that is wrong is not worth timing."""
+    """Relative error against fp64; a variant that is wrong is not worth timing."""
     errors = {}
     for name in ("hooks", "given", "ema"):
-        energy_ref = inputs.subspace.energy_ref.double()
-        wide = [x.detach().double() for x in (inputs.g, inputs.z, inputs.z_ref)]
-        matrix = inputs.subspace.matrix.double()
-        if name != "given":
-            energy_ref = reference.updated_energy_ref(energy_ref, reference.labelled_energy(wide[1], inputs.mask, matrix), 0.95)
-        options = {"lambda_a": 0.7, "lambda_p": 0.5, "anchor": "mean", "tau": "energy"}
-        exact = reference.coordinate(*wide, inputs.mask, matrix, energy_ref, **options)[0]
-        errors[name] = ((runs[name]().double() - exact).norm() / exact.norm()).item()
-        if errors[name] > 1e-6:
-            raise RuntimeError(f"{name} is off by {errors[name]:.1e} against fp64: not timed")
+        found = error(inputs, runs[name](), running=name != "given")
+        if found.too_large(inputs.z.dtype):
+            raise RuntimeError(f"{name} is off by {found.result:.1e} against fp64, its correction by {found.correction:.1e}: not timed")
+        errors[name] = found.result
     return errors
 
 
@@ -119,10 +84,7 @@ def conceptor_rows(rounds: int = 21) -> list[dict]:
     """The solve alone, R given. The released way: R @ inv(R + a^-2 I) in fp32."""
     table = []
     for dim in DIMS:
-        generator = torch.Generator().manual_seed(0)
-        features = torch.nn.functional.layer_norm(
-            torch.randn(1500, dim, generator=generator) * torch.arange(1, dim + 1).rsqrt(), (dim,)
-        ).double()
+        features = make_features(1500, dim, torch.Generator().manual_seed(0)).double()
         wide = features.T @ features / len(features)
         narrow = wide.float()
         values, vectors = torch.linalg.eigh(wide)  # an oracle of its own: the soft threshold on the eigenvalues

@@ -5,18 +5,18 @@
 
 from __future__ import annotations
 
-import json
 import re
 import sys
 from pathlib import Path
 
-from eagc_ops.bench.measure import markdown
+from eagc_ops.bench import conceptor, overhead, throughput
+from eagc_ops.bench.measure import load, markdown
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
 
 
-def operator(results: dict) -> str:
+def operator_section(results: dict) -> str:
     rows = [
         {
             "rows": row["rows"],
@@ -40,16 +40,48 @@ def operator(results: dict) -> str:
         }
         for row in results["conceptor"]
     ]
+    active = f"Half the rows are labelled, {results['operator'][0]['tau > 0']} of the others have tau > 0."
+    return f"{measured_on(results, 'D = 768, fp32, ')} {active}\n\n{markdown(rows)}\n\n{markdown(solves)}"
+
+
+def throughput_section(results: dict) -> str:
+    """D = 768 and whatever was refused; the sweep is in the results file."""
+    rows = [row for row in results["throughput"] if row["D"] == 768 or row["kind"] != "measured"]
+    return f"{measured_on(results)}\n\n{markdown(throughput.table(rows))}"
+
+
+def overhead_section(results: dict) -> str:
+    settings = results["settings"]
+    parts = [
+        f"{measured_on(results)} {settings['backbone']}, {settings['image_size']} pixels, {settings['rows']} rows (half of them labelled), "
+        f"{settings['rounds']} rounds.",
+        markdown(overhead.step_table(results["steps"])),
+        markdown(overhead.memory_table(results["steps"])),
+        markdown(overhead.evaluation_table(results["evaluation"])),
+        markdown(overhead.epoch_table(results["epochs"])),
+        markdown(overhead.reference_table(results["reference"])),
+        "The paper's own table, from an A100, for comparison:",
+        markdown(overhead.paper_table()),
+    ]
+    return "\n\n".join(parts)
+
+
+def conceptor_section(results: dict) -> str:
+    tables = conceptor.time_table(results["times"]), conceptor.quality_table(results["quality"])
+    return "\n\n".join([measured_on(results), *map(markdown, tables)])
+
+
+def measured_on(results: dict, what: str = "") -> str:
     machine, torch = results["machine"], results["versions"]["torch"]
-    conditions = (
-        f"Measured on {results['date']} on {machine['cores']} cores of {machine['cpu']}, torch {torch}: D = 768, fp32, "
-        "one thread, CPU time, allocator pinned, variants interleaved; medians of ratios paired by round, quartiles in brackets. "
-        f"Half the rows are labelled, {results['operator'][0]['tau > 0']} of the others have tau > 0."
+    where = f"{machine['cores']} cores of {machine['cpu']}" if not machine["gpus"] else machine["gpus"][0]
+    how = "one thread, CPU time, allocator pinned, " if not machine["gpus"] else ""
+    return (
+        f"Measured on {results['date']} on {where}, torch {torch}: {what}{how}variants interleaved; medians of ratios paired by round, "
+        "quartiles in brackets."
     )
-    return f"{conditions}\n\n{markdown(rows)}\n\n{markdown(solves)}"
 
 
-SECTIONS = {"operator": operator}
+SECTIONS = {"operator": operator_section, "throughput": throughput_section, "overhead": overhead_section, "conceptor": conceptor_section}
 
 
 def render(text: str) -> str:
@@ -57,8 +89,7 @@ def render(text: str) -> str:
 
     def section(match: re.Match) -> str:
         name = match.group(1)
-        results = json.loads((RESULTS / f"{name}.json").read_text())
-        return f"<!-- results: {name} -->\n{SECTIONS[name](results)}\n<!-- end -->"
+        return f"<!-- results: {name} -->\n{SECTIONS[name](load(RESULTS / f'{name}.json'))}\n<!-- end -->"
 
     return re.sub(r"<!-- results: ([a-z_-]+) -->.*?<!-- end -->", section, text, flags=re.DOTALL)
 

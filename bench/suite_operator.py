@@ -6,7 +6,8 @@ Absolute times of one provider after the other; for ratios on a noisy machine us
 import pytest
 import torch
 
-from eagc_ops.bench.operator import ROWS, check, make_inputs, variants
+from eagc_ops.bench.inputs import make_features, make_inputs
+from eagc_ops.bench.operator import ROWS, check, variants
 from eagc_ops.subspace import solve_conceptor
 
 
@@ -28,5 +29,5 @@ def test_operator(benchmark, runs, form):
 @pytest.mark.parametrize("dim", [768, 1024])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
 def test_conceptor(benchmark, dim, dtype):
-    features = torch.nn.functional.layer_norm(torch.randn(1500, dim, generator=torch.Generator().manual_seed(0)), (dim,)).to(dtype)
+    features = make_features(1500, dim, torch.Generator().manual_seed(0)).to(dtype)
     benchmark(solve_conceptor, features.T @ features / 1500, 2.0)

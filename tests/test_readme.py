@@ -30,6 +30,9 @@ def test_code_runs_as_printed():
         warnings.simplefilter("error")
         for number, block in enumerate(code):
             exec(compile(block, f"README block {number}", "exec"), namespace)
+    from eagc_ops.training.methods import METHODS
+
+    assert METHODS.pop("mine") is namespace["Mine"]  # the fifth method; other tests have the four
     assert namespace["encoder"].weight.grad is not None
     assert torch.equal(namespace["z"], namespace["encoder"](namespace["images"]))
 

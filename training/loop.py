@@ -79,9 +79,10 @@ def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()
 def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: Any) -> dict[str, Any]:
     """Continue a run from its last checkpoint, or from the start if it has none yet. `changes`: settings of the machine only."""
     folder = RunFolder.open(output)
+    config = _changed(folder.config, changes)
     if (result := folder.result()) is not None:
         return result
-    loop = Loop(_changed(folder.config, changes))
+    loop = Loop(config)
     folder.main = loop.main
     return loop.fit(folder, callbacks)
 

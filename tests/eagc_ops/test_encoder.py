@@ -390,6 +390,7 @@ def set_value(name):
     def change(vit):
         with torch.no_grad():
             vit.get_parameter(name).flatten()[5] += 1e-6
+
     return change  # fmt: skip
 
 
@@ -443,6 +444,7 @@ class WideBlock(Block):
 def swap(path, make):
     def change(vit):
         vit.set_submodule(f"blocks.3.{path}", make(vit.blocks[3].get_submodule(path)))
+
     return change  # fmt: skip
 
 

@@ -71,10 +71,10 @@ def test_bisection_by_hand():
     answer, asked = trace(_bisection, lambda k: -abs(k - 17), 10, 42)
     assert answer == 17
     assert asked[:10] == [42, 10, 26, 10, 18, 10, 18, 14, 18, 16]
-    # The best one that was seen (26, on the way) does not count: the answer is one of the last three
-    scores = {10: 0.5, 42: 0.1, 26: 0.9, 18: 0.3, 14: 0.2, 22: 0.0, 24: 0.0, 25: 0.0}
-    assert trace(_bisection, lambda k: scores[k], 10, 42)[0] == 26
-    assert trace(_bisection, lambda k: 0.0, 10, 11)[0] == 10
+    # 10..13: one round, 13 is better -> 11, 12, 13, and the middle one is the best
+    assert trace(_bisection, {10: 0.0, 13: 0.5, 11: 0.1, 12: 0.9}.get, 10, 13) == (12, [13, 10, 11, 12, 13])
+    # equally good ends: the upper half is given up
+    assert trace(_bisection, lambda k: 0.0, 10, 14)[0] == 10
 
 
 def test_brent_is_the_bounded_search_on_whole_numbers():

@@ -11,8 +11,8 @@ import torch
 from eagc_ops.training import evaluation
 from eagc_ops.training.evaluation import accuracy, accuracy_per_class
 
-Y = [int(c) for c in "0000" "111" "22" "33333" "44"]
-C = [int(c) for c in "1112" "002" "22" "44422" "43"]
+Y = [int(c) for c in "0000111223333344"]
+C = [int(c) for c in "1112002224442243"]
 
 
 @pytest.mark.parametrize(

@@ -385,9 +385,11 @@ def test_presets_of_the_published_tables():
     assert {name for name in on if on[name] != off[name]} == {"eagc"}
 
 
-def test_an_embedding_that_cannot_be_halved_so_often_is_refused():
+def test_settings_that_cannot_be_used_are_refused():
     with pytest.raises(ConfigError, match="embedding_dim=7: halved at 3 levels; use 8 or more"):
         make(embedding_dim=7)
+    with pytest.raises(ConfigError, match=r"smoothing=1\.5: expected a value <= 1"):
+        make(smoothing=1.5)
 
 
 # Whole runs ----------------------------------------------------------------------------------------------------------------------

@@ -70,9 +70,7 @@ class GCDData:
         return Merged(self.labelled, self.unlabelled)
 
 
-def open_data(
-    name: str, root: str | Path | None = None, *, split_file: str | Path | None = None, image_size: int | None = None
-) -> GCDData:
+def open_data(name: str, root: str | Path | None = None, *, split_file: str | Path | None = None, image_size: int | None = None) -> GCDData:
     """Open dataset `name` (one of `DATASETS`) under `root`; `image_size` defaults to 224 (digits: 16).
 
     `split_file` is the class split of CUB, Cars, Aircraft and `folder`: see `class_split`. No image is decoded here.

@@ -1,8 +1,8 @@
 """Which classes are known, and which of their images are labelled.
 
-    class_split         known and novel class lists: by formula, or from the split file the user points to
-    labelled_positions  half of the pooled known-class images, drawn once with seed 0 whatever the run's seed
-    label_map           known classes become 0 .. |K|-1 in list order, novel ones follow
+class_split         known and novel class lists: by formula, or from the split file the user points to
+labelled_positions  half of the pooled known-class images, drawn once with seed 0 whatever the run's seed
+label_map           known classes become 0 .. |K|-1 in list order, novel ones follow
 """
 
 import hashlib

@@ -46,6 +46,11 @@ class SelExConfig(Config):
     kmeans_iterations: int = option(10, "most iterations of each stage of k-means", at_least=1)
     evaluation_restarts: int = option(10, "restarts of the k-means of an evaluation; the lowest inertia counts", at_least=1)
 
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.smoothing > 1:
+            raise ConfigError(f"smoothing={self.smoothing}: expected a value <= 1")
+
     @classmethod
     def recipe(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
         release = preset == "release"

@@ -1,6 +1,6 @@
 """SimGCD: a parametric cosine classifier trained by self-distillation between views, with contrastive learning beside it.
 
-    L_GCD = (1 - w) (L_dist + eps L_me + L_con) + w (L_cls + L_supcon),      w = sup_weight
+L_GCD = (1 - w) (L_dist + eps L_me + L_con) + w (L_cls + L_supcon),      w = sup_weight
 """
 
 from __future__ import annotations

@@ -23,11 +23,13 @@ from eagc_ops.training.methods.base import Problem, cosine, decay_groups, regist
 from eagc_ops.training.methods.simgcd import SimGCD, SimGCDConfig
 from eagc_ops.training.run import RunFolder
 
-# By data set, the authors' and the release's alike; digits: chosen here, for images of 16 pixels and epochs of 14 batches
+# By data set, the authors' and the release's alike
 PROMPT_LR = {"cub": 25.0, "scars": 10.0, "aircraft": 1.0, "cifar10": 1.0, "cifar100": 5.0, "imagenet100": 5.0, "herbarium19": 0.5}
 CLASSIFIER_LR = {"cifar10": 0.003, "cifar100": 0.003, "imagenet100": 0.003, "herbarium19": 0.01, "digits": 0.1}  # 0.05 elsewhere
 MEMAX = {"cub": 2.0}  # 1 elsewhere
-DIGITS = {"pad_width": 2, "phase_batches": 5, "prompt_warmup": 20}
+# Digits: for images of 16 pixels and epochs of 14 batches. With patches of 4 pixels three quarters of an image are borders, and prompts
+# of deviation 1 would drown it.
+DIGITS = {"pad_width": 2, "prompt_std": 0.1, "prompt_lr": 0.1, "prompt_warmup": 20, "phase_batches": 5}
 PATCH_WIDTH = 1  # pixels of a patch's border that are prompted
 
 PROMPT, CLASSIFIER = 0, 1  # phases
@@ -43,6 +45,7 @@ class SPTNetConfig(SimGCDConfig):
     )
     prompts: Literal["all", "patch"] = option("all", "prompt the image's margin and the patches' borders, or the borders alone")
     pad_width: int = option(30, "pixels of the image's margin that are prompted", at_least=1)
+    prompt_std: float = option(1.0, "deviation of the prompts' normal start", at_least=0)
     phase_batches: int = option(20, "batches between two changes of phase; the first of an epoch comes one batch earlier", at_least=1)
     prompt_lr: float = option(1.0, "learning rate of the prompts (lr1); backbone_lr and head_lr are the classifier phase's (lr2)", above=0)
     prompt_warmup: int = option(1000, "batches, of both phases, of the prompts' linear warm-up; then cosine to 0", at_least=0)
@@ -95,6 +98,8 @@ class SPTNet(SimGCD):
             )
         prompts = [PadPrompt(problem.channels, problem.pixels, config.pad_width)] if config.prompts == "all" else []
         self.prompts = nn.Sequential(*prompts, PatchPrompt(problem.channels, problem.pixels, problem.patch))
+        for prompt in self.prompts.parameters():
+            nn.init.normal_(prompt, std=config.prompt_std)
 
     def phase(self, position: int) -> int:
         """Prompt phase at the start of every epoch; it changes before batches 19, 39, ... (phase_batches = 20)."""
@@ -165,8 +170,8 @@ class PadPrompt(nn.Module):
         if inner < 1:
             raise ConfigError(f"pad_width={width}: nothing of an image of {size} pixels is left; choose less than {size / 2:g}")
         self.inner = inner
-        self.top, self.bottom = (nn.Parameter(torch.randn(channels, width, size)) for _ in range(2))
-        self.left, self.right = (nn.Parameter(torch.randn(channels, inner, width)) for _ in range(2))
+        self.top, self.bottom = (nn.Parameter(torch.zeros(channels, width, size)) for _ in range(2))
+        self.left, self.right = (nn.Parameter(torch.zeros(channels, inner, width)) for _ in range(2))
 
     def forward(self, images: Tensor) -> Tensor:
         centre = self.top.new_zeros(len(self.top), self.inner, self.inner)
@@ -180,7 +185,7 @@ class PatchPrompt(nn.Module):
 
     def __init__(self, channels: int, size: int, patch: int) -> None:
         super().__init__()
-        self.pixels = nn.Parameter(torch.randn(channels, size, size))
+        self.pixels = nn.Parameter(torch.zeros(channels, size, size))
         inside = torch.arange(size) % patch
         inside = (inside >= PATCH_WIDTH) & (inside < patch - PATCH_WIDTH)
         self.register_buffer("mask", 1.0 - inside.float().outer(inside.float()), persistent=False)

@@ -1,0 +1,130 @@
+"""`eagc bench conceptor`: S and Ebar from features (N, D), as released and here: time, error, symmetry, eigenvalues.
+
+As released: R = Z^T Z / N, S = R inv(R + a^-2 I), then the mean energy of Z, all in fp32. Here: `Subspace.conceptor`, fp64 inside by
+default, Cholesky for N >= D, Woodbury for N < D. A run computes it once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from eagc_ops import Subspace
+from eagc_ops.bench.inputs import APERTURE, make_features
+from eagc_ops.bench.measure import clock, interleave, ratio, rounds_within
+from eagc_ops.kernels import reference
+
+DIMS = (384, 768, 1024, 4096)
+COUNTS = (400, 1500, 20000)
+APERTURES = (0.5, 1.0, 2.0, 4.0, 10.0, 30.0, 100.0)
+LARGE = 4096  # from here on an eigenvalue decomposition takes minutes on one core: the ends of the range of apertures stand for it
+
+
+def released(features: Tensor, aperture: float) -> tuple[Tensor, Tensor]:
+    """S and Ebar as the released code computes them."""
+    correlation = features.T @ features / len(features)
+    identity = torch.eye(features.shape[1], device=features.device)
+    matrix = correlation @ torch.linalg.inv(correlation + aperture**-2 * identity)
+    return matrix, reference.energy_ratio(features, matrix).mean()
+
+
+def ours(features: Tensor, aperture: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
+    subspace = Subspace.conceptor(features, aperture, dtype=dtype)
+    return subspace.matrix, subspace.energy_ref
+
+
+WAYS: dict[str, Callable[[Tensor, float], tuple[Tensor, Tensor]]] = {
+    "released": released,
+    "ours": ours,
+    "ours, fp32": partial(ours, dtype=torch.float32),
+}
+
+
+def conceptor_tables(quick: bool, device: torch.device) -> dict[str, Any]:
+    """`quick` leaves out D = 4096, N = 20000 and the apertures in between. On one core the whole takes about half an hour."""
+    sizes = [(dim, count) for dim in DIMS for count in COUNTS if not quick or (dim < LARGE and count < 20000)]
+    settings = {"device": str(device), "quick": quick, "aperture of the times": APERTURE}
+    tables: dict[str, Any] = {"settings": settings, "times": [], "quality": []}
+    for dim, count in sizes:
+        features = make_features(count, dim, torch.Generator().manual_seed(0)).to(device)
+        tables["times"] += time_rows(features, 2.0 if quick else 8.0)
+        tables["quality"] += quality_rows(features, (APERTURES[0], APERTURE, APERTURES[-1]) if quick or dim >= LARGE else APERTURES)
+    return tables
+
+
+def time_rows(features: Tensor, budget: float) -> list[dict[str, Any]]:
+    runs = {name: lambda way=way: way(features, APERTURE) for name, way in WAYS.items()}
+    timings = interleave(runs, rounds_within(budget, runs, least=3, most=31), clock(features.device), warm_up=0)
+    size = {"D": features.shape[1], "N": features.shape[0]}
+    return [
+        {"kind": "measured", **size, "way": name, "seconds": timings[name].spread, "speed_up": ratio(timings["released"], timings[name])}
+        for name in runs
+    ]
+
+
+def quality_rows(features: Tensor, apertures: tuple[float, ...]) -> list[dict[str, Any]]:
+    """Largest error of an element against fp64, asymmetry, and the range of the eigenvalues, which must be [0, 1]."""
+    rows = []
+    for aperture, exact in exact_conceptors(features, apertures):
+        for name, way in WAYS.items():
+            matrix = way(features, aperture)[0].double()
+            values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
+            rows.append(
+                {
+                    "kind": "measured",
+                    "D": features.shape[1],
+                    "N": features.shape[0],
+                    "aperture": aperture,
+                    "way": name,
+                    "largest_error": (matrix - exact).abs().max().item(),
+                    "asymmetry": (matrix - matrix.T).abs().max().item(),
+                    "smallest_eigenvalue": values[0].item(),
+                    "largest_eigenvalue": values[-1].item(),
+                }
+            )
+    return rows
+
+
+def exact_conceptors(features: Tensor, apertures: tuple[float, ...]) -> Iterator[tuple[float, Tensor]]:
+    """An oracle of its own: from the singular values of Z in fp64, S = V diag(s^2 / (s^2 + N a^-2)) V^T."""
+    wide = features.double()
+    if len(wide) >= wide.shape[1]:
+        squares, vectors = torch.linalg.eigh(wide.T @ wide)
+        vectors = vectors.T
+    else:
+        _, singular, vectors = torch.linalg.svd(wide, full_matrices=False)
+        squares = singular.square()
+    for aperture in apertures:
+        weight = squares / (squares + len(wide) * aperture**-2)
+        yield aperture, (vectors.T * weight) @ vectors
+
+
+def time_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    return [
+        {"D": str(r["D"]), "N": str(r["N"]), "way": r["way"], "ms": f"{r['seconds'].median * 1e3:.1f}", "speed-up": str(r["speed_up"])}
+        for r in rows
+    ]
+
+
+def quality_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    """One line per size and way, the worst over the apertures."""
+    groups: dict[tuple, list[dict[str, Any]]] = {}
+    for row in rows:
+        groups.setdefault((row["D"], row["N"], row["way"]), []).append(row)
+    return [
+        {
+            "D": str(dim),
+            "N": str(count),
+            "way": way,
+            "apertures": f"{group[0]['aperture']:g}-{group[-1]['aperture']:g}",
+            "largest error, aperture 2": f"{next(r['largest_error'] for r in group if r['aperture'] == APERTURE):.1e}",
+            "worst error": f"{max(r['largest_error'] for r in group):.1e}",
+            "worst asymmetry": f"{max(r['asymmetry'] for r in group):.1e}",
+            "eigenvalues": f"{min(r['smallest_eigenvalue'] for r in group):.1e} to 1{max(r['largest_eigenvalue'] for r in group) - 1:+.1e}",
+        }
+        for (dim, count, way), group in groups.items()
+    ]

@@ -1,0 +1,214 @@
+"""SimGCD training steps with the same weights and the same batch, as released and as here. What differs is only how z_ref is made.
+
+released            two full ViTs, the coordinator as hooks (bench/hooks.py)
+shared trunk        AnchoredEncoder: the frozen trunk once, the tail twice
+labelled rows       the reference tail on labelled rows only
+CLS-only            the last block for the CLS token only, in student and reference
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from eagc_ops import EAGC, Subspace
+from eagc_ops.bench.hooks import HookCoordinator
+from eagc_ops.bench.inputs import MOMENTUM, OPTIONS, make_features
+from eagc_ops.bench.memory import Memory, measure_step, optimiser_state, resident, size
+from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.training.backbones import load_backbone
+from eagc_ops.training.config import resolve
+from eagc_ops.training.data import Batch
+from eagc_ops.training.methods import METHODS, Loss, Problem, Rows
+from eagc_ops.training.student import Student, StudentBatch
+
+LAMBDAS = {name: OPTIONS[name] for name in ("lambda_a", "lambda_p")}
+
+
+class Variant(NamedTuple):
+    """A row of the overhead table. `baseline` is the variant that is the same but for EAGC; None: this is one."""
+
+    name: str
+    baseline: str | None
+    released: bool = False
+    all_rows: bool = False
+    cls_only: bool = False
+
+
+VARIANTS = (
+    Variant("SimGCD, as released", None, released=True),
+    Variant("+ EAGC, as released (second full ViT)", "SimGCD, as released", released=True),
+    Variant("SimGCD, frozen trunk outside the graph", None),
+    Variant("+ EAGC, shared trunk", "SimGCD, frozen trunk outside the graph", all_rows=True),
+    Variant("+ EAGC, shared trunk, labelled rows only", "SimGCD, frozen trunk outside the graph"),
+    Variant("SimGCD, CLS-only last block", None, cls_only=True),
+    Variant("+ EAGC, shared trunk, labelled rows, CLS-only", "SimGCD, CLS-only last block", cls_only=True),
+)
+RELEASED, RELEASED_EAGC, OURS_BASELINE, OURS = (VARIANTS[i].name for i in (0, 1, 5, 6))
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Everything the variants share. `vit` and `reference` are never trained: every variant works on copies."""
+
+    vit: nn.Module
+    reference: nn.Module  # the same trunk, another tail
+    batch: StudentBatch
+    subspace: Subspace
+    known: int
+    classes: int
+    device: torch.device
+
+
+def make_setting(
+    backbone: str = "vit_small_patch16_224", rows: int = 16, device: torch.device | str = "cpu", images: Tensor | None = None,
+    image_size: int = 224, known: int = 100, classes: int = 200,
+) -> Setting:  # fmt: skip
+    """Random weights (times do not depend on them), CUB's classes, half the images labelled.
+
+    `images` (rows, C, H, W): first all first views, then all second ones; None: noise.
+    """
+    if rows < 4 or rows % 4:
+        raise ValueError(f"rows={rows} must be a multiple of 4: two views of every image, half the images labelled")
+    device = torch.device(device)
+    generator = torch.Generator().manual_seed(0)
+    vit = load_backbone(backbone, image_size=image_size)
+    with torch.no_grad():
+        for parameter in vit.parameters():  # a ViT's usual random start makes all images alike; in these weights they differ
+            if parameter.ndim > 1:
+                parameter.normal_(std=0.05, generator=generator)
+        reference = copy.deepcopy(vit)
+        for parameter in reference.blocks[-1].parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
+    if images is None:
+        images = torch.randn(rows, 3, image_size, image_size, generator=generator)
+    labelled = torch.arange(rows // 2) % 2 == 0
+    batch = Batch(list(images.chunk(2)), torch.arange(rows // 2) * 7 % known, torch.arange(rows // 2), labelled)
+    dim = vit.embed_dim
+    matrix = Subspace.conceptor(make_features(1500, dim, generator)).matrix
+    subspace = Subspace(matrix, Subspace(matrix, 0.5).energy(make_features(500, dim, generator)).mean()).to(device)
+    return Setting(vit.to(device), reference.to(device), student_batch(batch, device), subspace, known, classes, device)
+
+
+def student_batch(batch: Batch, device: torch.device) -> StudentBatch:
+    """A loader's batch as the training loop hands it to a student."""
+    labelled = batch.labelled.repeat(2)
+    columns = (batch.label.repeat(2).where(labelled, -1), labelled, batch.uq_idx.repeat(2))
+    rows = Rows(*(column.to(device) for column in columns), epoch=0, position=0)
+    return StudentBatch([view.to(device) for view in batch.views], rows, labelled.nonzero().flatten().to(device))
+
+
+class Step:
+    """One variant, ready to train: call it for one optimiser step on the setting's batch, or on another."""
+
+    def __init__(self, setting: Setting, variant: Variant) -> None:
+        self.setting, self.variant = setting, variant
+        torch.manual_seed(0)
+        vit = copy.deepcopy(setting.vit)
+        with_eagc = variant.baseline is not None
+        # A learning rate that changes nothing to speak of: a hundred rounds must not end in NaN.
+        config = resolve("simgcd", "cub", "paper", backbone_lr=1e-6, head_lr=1e-6)
+        problem = Problem(dim=vit.embed_dim, known=setting.known, classes=setting.classes, images=len(setting.batch.rows.label) // 2)
+        self.method = METHODS["simgcd"](config, problem).to(setting.device)
+        if variant.released:
+            reference = copy.deepcopy(setting.reference) if with_eagc else None
+            coordinator = HookCoordinator(setting.subspace.matrix, setting.subspace.energy_ref.item(), **LAMBDAS, momentum=MOMENTUM)
+            self.encoder: nn.Module = vit
+            self.model: nn.Module = ReleasedStudent(vit, self.method, reference, coordinator)
+        else:
+            self.encoder = AnchoredEncoder(vit, len(vit.blocks) - 1, cls_only=variant.cls_only)
+            if with_eagc:
+                self.encoder.set_reference(setting.reference)
+            eagc = EAGC(setting.subspace, **LAMBDAS, energy_momentum=MOMENTUM) if with_eagc else None
+            self.model = Student(self.encoder, self.method, eagc)
+        (self.optimiser,) = self.method.optimisers(self.encoder)
+        self.model.train()
+
+    def __call__(self, batch: StudentBatch | None = None) -> None:
+        self.finish(self.loss(batch))
+
+    def loss(self, batch: StudentBatch | None = None) -> Tensor:
+        """L_GCD of a batch, EAGC in its graph."""
+        batch = batch or self.setting.batch
+        loss, token = self.model(*(batch._replace(labelled_rows=None) if self.variant.all_rows else batch))
+        total = loss.supervised + loss.unsupervised
+        return total if token is None else total + token
+
+    def finish(self, loss: Tensor) -> None:
+        loss.backward()
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+
+    def add_on(self) -> Callable[[], Tensor] | None:
+        """What EAGC adds to the step, by itself: z_ref, the operator's forward and its backward. None for a baseline."""
+        if self.variant.baseline is None:
+            return None
+        model, images = self.model, torch.cat(self.setting.batch.views)
+        labelled, labelled_rows = self.setting.batch.rows.labelled, None if self.variant.all_rows else self.setting.batch.labelled_rows
+        z = torch.randn(len(images), self.setting.vit.embed_dim, device=images.device, requires_grad=True)
+        g = torch.randn_like(z)
+        if self.variant.released:
+            return lambda: torch.autograd.grad(model.coordinator.attach(z, model.reference_features(images), labelled), z, g)[0]
+        tokens = self.encoder.trunk(images)
+
+        def ours() -> Tensor:
+            out, token = model.eagc(z, self.encoder.anchor(tokens, labelled_rows), labelled, return_token=True)
+            return torch.autograd.grad([out, token], z, [g, torch.ones_like(token)])[0]
+
+        return ours
+
+    @torch.no_grad()
+    def predict(self) -> Tensor:
+        """An evaluation pass over the batch, as the training loop makes it: neither reference nor coordinator takes part."""
+        self.model.eval()
+        images = torch.cat(self.setting.batch.views)
+        z = self.encoder(images) if self.variant.released else self.encoder.student(self.encoder.trunk(images))
+        classes = self.method(z)[0].argmax(1)
+        self.model.train()
+        return classes
+
+    def memory(self) -> Memory:
+        """Of one step, the optimiser's state being there already."""
+        for group in self.optimiser.param_groups:  # a step with zero gradients makes the state
+            for parameter in group["params"]:
+                parameter.grad = torch.zeros_like(parameter)
+        self.optimiser.step()
+        self.optimiser.zero_grad()
+        device, held = self.setting.device, [*resident(self.model), *optimiser_state(self.optimiser)]
+        inputs = [*self.setting.batch.views, *self.setting.batch.rows[:3], self.setting.batch.labelled_rows]
+        if device.type == "cuda":
+            torch.cuda.synchronize(device)
+            torch.cuda.reset_peak_memory_stats(device)
+            strangers = torch.cuda.memory_allocated(device) - size(held)
+        saved, alive = measure_step(self.loss, self.finish, held, inputs)
+        peak = torch.cuda.max_memory_allocated(device) - strangers if device.type == "cuda" else size(held) + alive
+        return Memory(size(resident(self.model)), size(optimiser_state(self.optimiser)), saved, peak)
+
+
+class ReleasedStudent(nn.Module):
+    """The released way: a whole ViT for z, with `norm(x)[:, 0]`; a second whole ViT, without gradient, for z_ref of all rows; hooks."""
+
+    def __init__(self, vit: nn.Module, method: nn.Module, reference: nn.Module | None, coordinator: HookCoordinator) -> None:
+        super().__init__()
+        for name, parameter in vit.named_parameters():
+            parameter.requires_grad_(name.startswith(f"blocks.{len(vit.blocks) - 1}."))
+        self.vit, self.method, self.coordinator = vit, method, coordinator
+        self.reference = None if reference is None else reference.requires_grad_(False)
+        if reference is not None:
+            self.register_buffer("matrix", coordinator.matrix)
+
+    def forward(self, views: list[Tensor], rows: Rows, labelled_rows: Tensor | None) -> tuple[Loss, None]:
+        images = torch.cat(views)
+        z = self.vit(images)
+        if self.reference is not None:
+            z = self.coordinator.attach(z, self.reference_features(images), rows.labelled)
+        return self.method.loss(self.method(z), rows), None
+
+    @torch.no_grad()
+    def reference_features(self, images: Tensor) -> Tensor:
+        return self.reference(images)

@@ -1,0 +1,165 @@
+"""The gate before the clock, and what a row says."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from eagc_ops.bench import throughput
+from eagc_ops.bench.inputs import error, make_inputs
+from eagc_ops.bench.measure import HEADER, PINNED, Spread, interleave, load, ratio, rounds_within
+from eagc_ops.bench.throughput import HOOKS, Provider, Shape, measure, providers, table
+from eagc_ops.kernels import reference
+
+CPU = torch.device("cpu")
+SMALL = Shape(32, 24, "fp32")
+
+
+def without_compile(inputs):
+    return [p for p in providers(inputs) if "compile" not in p.name]
+
+
+def test_inputs_exercise_both_corrections():
+    inputs = make_inputs(64, 48)
+    tau = reference.projection_weight(reference.energy_ratio(inputs.z.detach(), inputs.subspace.matrix), inputs.subspace.energy_ref)
+    share = ((tau > 0) & (tau < 1))[~inputs.mask].float().mean()
+    assert 0.6 < share < 0.8
+    for rows in (inputs.mask, ~inputs.mask):  # leaving one correction out is 100 % wrong
+        out = reference.coordinate(
+            inputs.g, inputs.z.detach(), inputs.z_ref, inputs.mask, inputs.subspace.matrix, inputs.subspace.energy_ref,
+            lambda_a=0.7, lambda_p=0.5, anchor="mean", tau="energy",
+        )[0]  # fmt: skip
+        assert not error(inputs, out, running=False).too_large(torch.float32)
+        out[rows] = inputs.g[rows]
+        assert error(inputs, out, running=False).correction == pytest.approx(1.0)
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+@pytest.mark.parametrize("broken", [
+    pytest.param(lambda out, inputs: inputs.g, id="does nothing"),
+    pytest.param(lambda out, inputs: torch.where(inputs.mask[:, None], inputs.g, out), id="no anchor"),
+    pytest.param(lambda out, inputs: torch.where(inputs.mask[:, None], out, inputs.g), id="no projection"),
+    pytest.param(lambda out, inputs: inputs.g + 1.5 * (out - inputs.g), id="too strong"),
+    pytest.param(lambda out, inputs: out.index_fill(0, torch.tensor([3]), torch.nan), id="NaN"),
+])  # fmt: skip
+def test_a_wrong_provider_is_not_timed(broken, dtype):
+    calls = []
+
+    def make(inputs):
+        right = next(p for p in without_compile(inputs) if p.name == "ours, torch")
+
+        def run():
+            calls.append(None)
+            return broken(right.run(), inputs)
+
+        return [*without_compile(inputs), Provider("broken", False, run)]
+
+    rows = measure(SMALL._replace(dtype=dtype), make, CPU, 0.01)
+    verdict = next(row for row in rows if row["provider"] == "broken")
+    assert verdict["kind"] == "not timed" and "wrong by" in verdict["reason"]
+    assert "seconds" not in verdict
+    assert len(calls) == 1  # the comparison, and never again
+    assert {row["provider"] for row in rows if row["kind"] == "measured"} == {
+        HOOKS,
+        "plain torch",
+        "ours, torch",
+        "ours, torch, running Ebar",
+    }
+    assert "NOT TIMED" in table(rows)[-1]["error"]
+
+
+def test_a_provider_that_fails_is_reported_and_the_others_are_measured():
+    def fail():
+        raise RuntimeError("no compiler")
+
+    rows = measure(SMALL, lambda inputs: [*without_compile(inputs), Provider("failing", False, fail)], CPU, 0.01)
+    assert rows[-1] == {"rows": 32, "D": 24, "dtype": "fp32", "provider": "failing", "Ebar": "given", "kind": "not timed",
+                        "reason": "RuntimeError: no compiler"}  # fmt: skip
+    assert sum(row["kind"] == "measured" for row in rows) == 4
+
+
+def test_plain_torch_overflows_in_half_precision_and_is_refused():
+    """N_l * D = 69,632 is infinite in fp16, so the anchor vanishes: a wrong provider of real life."""
+    rows = measure(Shape(1024, 136, "fp16"), lambda inputs: [p for p in without_compile(inputs) if p.name != HOOKS], CPU, 0.01)
+    assert {row["provider"]: row["kind"] for row in rows} == {
+        "plain torch": "not timed", "ours, torch": "measured", "ours, torch, running Ebar": "measured"
+    }  # fmt: skip
+
+
+def test_a_row_is_consistent():
+    for row in measure(SMALL, without_compile, CPU, 0.05):
+        work = throughput.necessary_work(16, 16, 24, 4)
+        assert row["gflop_per_s"] == pytest.approx(work.flops / row["seconds"].median / 1e9)
+        assert row["gb_per_s"] / row["gflop_per_s"] == pytest.approx(1 / row["flop_per_byte"])
+        assert row["speed_up"].low <= row["speed_up"].median <= row["speed_up"].high
+        assert row["error"] < 1e-6
+        assert row["host_syncs_on_gpu"] == (4 if row["provider"] == HOOKS else 0)
+        assert row["device_seconds"] is row["host_seconds"] is row["launches"] is None  # nothing of a GPU is invented
+
+
+def test_the_compiled_provider_is_right_and_counted_like_plain_torch():
+    compiled = [p for p in providers(make_inputs(32, 24)) if "compile" in p.name]
+    rows = measure(SMALL, lambda inputs: [p for p in providers(inputs) if p.name in (HOOKS, compiled[0].name)], CPU, 0.01)
+    assert [row["kind"] for row in rows] == ["measured", "measured"], rows
+    assert rows[1]["host_syncs_on_gpu"] == 0 and rows[1]["aten_ops"] is None
+
+
+def test_the_command_writes_a_results_file(tmp_path):
+    command = [
+        sys.executable,
+        "-m",
+        "eagc_ops.cli",
+        "bench",
+        "throughput",
+        "--rows",
+        "16",
+        "--dims",
+        "8",
+        "--dtypes",
+        "fp32",
+        "--budget",
+        "0.01",
+    ]
+    environment = {name: value for name, value in os.environ.items() if name not in PINNED} | {
+        "TORCHDYNAMO_DISABLE": "1"
+    }  # no compiling here
+    done = subprocess.run([*command, "-o", tmp_path / "t.json"], capture_output=True, text=True, env=environment, check=True)
+    assert "released hooks" in done.stdout and "ours, torch" in done.stdout
+    plain = json.loads((tmp_path / "t.json").read_text())
+    assert list(plain)[:5] == list(HEADER)
+    assert plain["settings"]["threads"] == 1  # the process pinned itself
+    results = load(tmp_path / "t.json")
+    assert results["benchmark"] == "throughput" and len(results["throughput"]) == 5
+    for row in results["throughput"]:
+        assert row["kind"] == "measured" and isinstance(row["seconds"], Spread) and math.isfinite(row["seconds"].median)
+    assert not list(tmp_path.glob("*.partial"))
+
+
+class TestMeasuring:
+    def test_rounds_rotate_and_the_warm_up_is_dropped(self):
+        calls, now = [], iter(range(1000))
+        runs = {name: lambda name=name: calls.append(name) for name in "abc"}
+        timings = interleave(runs, 3, lambda: next(now))
+        assert "".join(calls[-9:]) == "abcbcacab"
+        assert len(calls) == 12 and all(len(t.seconds) == 3 and set(t.seconds) == {1} for t in timings.values())
+
+    def test_ratios_are_paired_by_round(self):
+        slow, fast = (throughput.Timing(list(seconds), []) for seconds in ([2, 20, 200], [1, 10, 100]))
+        assert ratio(slow, fast) == Spread(2, 2, 2)
+
+    def test_rounds_follow_the_budget_within_limits(self):
+        assert rounds_within(0.0, {"a": lambda: None}, least=5) == 5
+        assert rounds_within(100.0, {"a": lambda: None}, most=61) == 61
+
+    def test_one_round_has_no_spread(self):
+        assert Spread.of([3.0]) == Spread(3.0, 3.0, 3.0)
+
+    @pytest.mark.parametrize("text", ["{", "[]", '{"benchmark": "x"}'])
+    def test_a_foreign_file_is_refused(self, tmp_path, text):
+        (tmp_path / "x.json").write_text(text)
+        with pytest.raises(ValueError, match="no results file"):
+            load(tmp_path / "x.json")

@@ -1,0 +1,155 @@
+"""GDC and SOC measured inside a run, against plain numpy on captured weights and batches; and a run that does not notice it."""
+
+import importlib.util
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional as F
+
+from eagc_ops.training.checkpoint import load_checkpoint
+from eagc_ops.training.config import ConfigError
+from eagc_ops.training.diagnose import MEASURES, Diagnose
+from eagc_ops.training.loop import Callback, Loop, train
+from eagc_ops.training.methods import Rows
+from eagc_ops.training.run import RunFolder
+
+_spec = importlib.util.spec_from_file_location("small_runs", Path(__file__).with_name("small_runs.py"))
+small_runs = importlib.util.module_from_spec(_spec)
+_spec.loader.exec_module(small_runs)
+small_config = small_runs.small_config
+
+pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    return small_runs.write_files(tmp_path_factory.mktemp("images"))
+
+
+class Spy(Callback):
+    """What the step of a run knows, copied: weights before and after, the applied gradient of the last block."""
+
+    def __init__(self):
+        self.before, self.applied, self.after = [], [], []
+
+    def before_update(self, loop, batch):
+        self.before.append({name: value.clone() for name, value in loop.student.state().items()})
+        self.applied.append([p.grad.clone() for p in loop.student.encoder.tail[-1].parameters()])
+
+    def after_update(self, loop, batch):
+        self.after.append(loop.student.encoder.tail_state())
+
+
+def measured(folder):
+    return [line for line in RunFolder.open(folder).metrics() if line["kind"] == "diagnosis"]
+
+
+def flat(gradients):
+    return np.concatenate([g.double().numpy().ravel() for g in gradients])
+
+
+def deviation(a, b):
+    return 1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+def overlap(old, new, k):
+    right = np.linalg.svd(old, full_matrices=False)[2][:k]
+    return np.square(new @ right.T).sum() / np.square(new).sum()
+
+
+@pytest.mark.parametrize("eagc", [True, False])
+def test_every_measure_against_brute_force(data, tmp_path, eagc):
+    # Two trained blocks of which the last counts; no warm start and a strong anchor, so that z - z_hat shows; a running mean energy
+    switches = {"trainable_blocks": 2, "warm_start": False, "lambda_a": 300.0, "lambda_p": 0.9, "energy_momentum": 0.5, "epochs": 1}
+    config, spy = small_config(data, eagc=eagc, **switches), Spy()
+    train(config, tmp_path / "run", [Diagnose(every=3, k=4), spy])
+    found = measured(tmp_path / "run")
+    assert [(line["step"], line["position"]) for line in found] == [(1, 0), (4, 3), (7, 6)]
+
+    built = Loop(config)
+    encoder, method, known = built.student.encoder, built.student.method, built.data.known
+    if eagc:
+        (file,) = (tmp_path / "references").glob("reference*")
+        tail = load_checkpoint(file)[0]
+        del tail["cross_entropy"]
+        encoder.set_reference(tail)
+    batches = list(built.batches.train.epoch(0))
+    block = list(encoder.tail[-1].parameters())
+    for line in found:
+        at = line["position"]
+        built.student.load(spy.before[at])
+        batch = batches[at]
+        mask = batch.labelled.repeat(2)
+        tokens = encoder.trunk(torch.cat(batch.views))
+        z = encoder.student(tokens)
+        loss = method.loss(method(z), Rows(torch.where(mask, batch.label.repeat(2), -1), mask, batch.uq_idx.repeat(2), 0, at))
+        supervised = flat(torch.autograd.grad(loss.supervised, block, retain_graph=True))
+        applied = flat(spy.applied[at])
+        assert line["gdc_clean"] == pytest.approx(deviation(supervised, applied), abs=1e-5)
+        if not eagc:
+            assert line["gdc_release"] == line["gdc_clean"]
+        else:
+            # L_sup has no gradient on unlabelled rows here: what the operator adds to it is the alignment term alone
+            proximal = 300.0 / 2 * F.mse_loss(z[mask], encoder.anchor(tokens)[mask])
+            with_anchor = supervised + flat(torch.autograd.grad(proximal, block))
+            assert line["gdc_release"] == pytest.approx(deviation(with_anchor, applied), abs=1e-5)
+            assert abs(line["gdc_release"] - line["gdc_clean"]) > 1e-3
+
+        encoder.load_tail(spy.after[at])
+        with torch.no_grad():
+            z_old, z_unlabelled = (
+                np.concatenate([encoder.student(encoder.trunk(batch.views[0])).double().numpy() for batch in part()])
+                for part in (built.batches.labelled, built.batches.unlabelled)
+            )
+        z_new = z_unlabelled[built.data.unlabelled.labels.numpy() >= known]
+        assert len(z_new) == 24
+        assert line["soc_paper"] == pytest.approx(overlap(z_old, z_new, 4), abs=1e-5)
+        old, new = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (z_old, z_new))
+        assert line["soc_release"] == pytest.approx(overlap(old - old.mean(0), new - old.mean(0), 4), abs=1e-5)
+
+
+def test_a_run_does_not_notice(data, tmp_path):
+    """A method with dropout and buffers, a running energy reference: the same bits in checkpoints, logs and results."""
+    config = small_config(data, "noisy", epochs=2)
+    results = {}
+    for name, callbacks in {"plain": [], "diagnosed": [Diagnose(every=2)]}.items():
+        results[name] = train(config, tmp_path / name, callbacks)
+        assert len(measured(tmp_path / name)) == (7 if callbacks else 0)
+    assert results["plain"] == results["diagnosed"]
+    for file in ("last.safetensors", "best.safetensors"):
+        (a, state), (b, other) = (load_checkpoint(tmp_path / name / file) for name in ("plain", "diagnosed"))
+        assert state == other
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)
+    a, b = (
+        [
+            {k: v for k, v in line.items() if k != "seconds"}
+            for line in RunFolder.open(tmp_path / name).metrics()
+            if line["kind"] != "diagnosis"
+        ]
+        for name in ("plain", "diagnosed")
+    )
+    assert a == b
+
+
+def test_the_gradient_is_measured_under_the_draws_of_the_step(data, tmp_path):
+    """With weight 0 on the unsupervised part the two gradients are one, if and only if dropout draws the same again."""
+    train(small_config(data, "noisy", eagc=False, sup_weight=1.0, epochs=1), tmp_path / "run", [Diagnose(every=2)])
+    assert [line["gdc_clean"] for line in measured(tmp_path / "run")] == pytest.approx([0.0] * 4, abs=1e-5)
+
+
+def test_when_it_measures(data, tmp_path):
+    train(small_config(data, epochs=2), tmp_path / "run", [Diagnose(every=4, steps=9)])
+    lines = measured(tmp_path / "run")
+    assert [(line["epoch"], line["position"]) for line in lines] == [(0, 0), (0, 4), (1, 1)]
+    assert all(0 <= line[name] <= 2 for line in lines for name in MEASURES)
+    assert all(line["seconds"] > 0 for line in lines)
+
+
+def test_what_cannot_be_measured_is_said(data, tmp_path):
+    with pytest.raises(ConfigError, match="accumulation=2"):
+        train(small_config(data, epochs=1, accumulation=2), tmp_path / "run", [Diagnose()])
+    with pytest.raises(ConfigError, match="every=0"):
+        Diagnose(every=0)

@@ -1,0 +1,190 @@
+"""`eagc train`, `eagc evaluate`, `eagc report`, `eagc data verify`: options in, exit code out (0 done, 1 failed, 2 not as asked)."""
+
+from __future__ import annotations
+
+import argparse
+import difflib
+import os
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import wraps
+from pathlib import Path
+from typing import Any, NoReturn
+
+import eagc_ops
+from eagc_ops.training.checkpoint import CheckpointError
+from eagc_ops.training.config import Config, add_config_arguments, config_from_arguments
+from eagc_ops.training.data import DATASETS, verify
+
+RUNS = Path("runs")
+MOVED = ("root", "split_file", "weights", "init", "trunk_cache", "device", "workers")  # what an evaluation may find elsewhere
+Main = Callable[[list[str]], int]
+PACKAGE = (Path(eagc_ops.__file__).parent, Path(__file__).parent)
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line, without the usage of fifty options, and which guesses no abbreviations."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> argparse.Namespace:
+        found, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].split("=")[0]
+            close = difflib.get_close_matches(name, self._option_string_actions, 1)
+            self.error(f"unknown option {name}" + (f"; did you mean {close[0]}?" if close else f"; see {self.prog} --help"))
+        return found
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {_one_line(message)}\n")
+
+
+def command(name: str) -> Callable[[Main], Main]:
+    """Decorates a command's main: errors that a user can mend are one line and code 2, a run that diverged has code 1, warnings are
+    one line each."""
+
+    def decorate(main: Main) -> Main:
+        @wraps(main)
+        def run(argv: list[str]) -> int:
+            with _plain_warnings():
+                try:
+                    return main(argv)
+                except KeyboardInterrupt:
+                    return _fail(name, "interrupted", 130)
+                except FloatingPointError as error:
+                    return _fail(name, error, 1)
+                except Exception as error:
+                    if not _for_the_user(error):
+                        raise
+                    return _fail(name, error, 2)
+
+        return run
+
+    return decorate
+
+
+@command("eagc train")
+def train(argv: list[str]) -> int:
+    """Train a GCD method on a data set, with EAGC or without it (--no-eagc changes nothing else)."""
+    usage = "eagc train --method simgcd --dataset cub --root FOLDER --split-file FILE --weights FILE [--no-eagc] [options]"
+    parser = Parser(prog="eagc train", usage=usage, description=train.__doc__)
+    parser.add_argument("-o", "--output", type=Path, metavar="RUN", help="folder of the run [runs/<data set>-<method>-<preset>-seed<seed>]")
+    parser.add_argument(
+        "--resume", type=Path, metavar="RUN", help="continue the run in this folder; only settings of the machine may change"
+    )
+    add_config_arguments(parser)
+    given = vars(parser.parse_args(argv))
+    output, run = given.pop("output"), given.pop("resume")
+    if run is not None and output is not None:
+        parser.error("--resume continues in the folder of the run: leave --output out")
+    config = None if run is not None else config_from_arguments(argparse.Namespace(**given))
+    from eagc_ops.training import loop  # Accelerate and timm take seconds to import: --help and wrong options do not wait for them
+
+    if config is None:
+        if _main_process() and (run / "result.json").exists():
+            print(f"{run} is complete; nothing is left to train")
+        result = loop.resume(run, **given)
+    else:
+        run = output or RUNS / _name(config)
+        result = loop.train(config, run)
+    if _main_process():
+        epochs = sorted(("last", "best"), key=lambda which: which != result["headline"])
+        for which in epochs:
+            print(f"{which} epoch ({result[which]['epoch'] + 1}): {_scores(result[which])}")
+        for warning in result["warnings"]:
+            print(f"warning: {warning}")
+        print(f"run: {run}    (eagc evaluate {run}; eagc report {run} -o out)")
+    return 0
+
+
+@command("eagc evaluate")
+def evaluate(argv: list[str]) -> int:
+    """All / Old / New on the unlabelled set, from the weights of a run (one optimal matching of clusters and classes)."""
+    parser = Parser(prog="eagc evaluate", description=evaluate.__doc__)
+    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("--which", choices=("last", "best"), default="last", help="weights of the last epoch, or of the best [last]")
+    add_config_arguments(parser, MOVED)
+    given = vars(parser.parse_args(argv))
+    from eagc_ops.training import loop
+
+    scores = loop.evaluate(given.pop("run"), given.pop("which"), **given)
+    if _main_process():
+        print(_scores(scores._asdict()))
+    return 0
+
+
+@command("eagc report")
+def report(argv: list[str]) -> int:
+    """One self-contained HTML page about some runs: curves, energies, GDC and SOC where measured, mean and std over seeds."""
+    parser = Parser(prog="eagc report", description=report.__doc__)
+    parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run; runs that differ only in the seed are averaged")
+    parser.add_argument("-o", "--output", type=Path, default=Path("out"), metavar="FOLDER", help="where report.html is written [out]")
+    given = parser.parse_args(argv)
+    from eagc_ops.training.report import write_report
+
+    print(f"report: {write_report(given.runs, given.output)}")
+    return 0
+
+
+@command("eagc data")
+def data(argv: list[str]) -> int:
+    """Look at data sets on disk."""
+    parser = Parser(prog="eagc data", description=data.__doc__)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    line = "counts against the published table, and what is wrong with a root (exit code 1 if something is)"
+    check = commands.add_parser("verify", help=line, description=line)
+    check.add_argument("--dataset", required=True, choices=DATASETS, help="data set")
+    check.add_argument("--root", type=Path, help="its folder (digits have none)")
+    check.add_argument("--split-file", type=Path, help="class split of SSB data sets (.pkl or .json) or of a plain image folder")
+    given = parser.parse_args(argv)
+    if given.dataset != "digits" and (given.root is None or not given.root.expanduser().is_dir()):
+        check.error("--root is missing" if given.root is None else f"--root {given.root} is not a folder")
+    found = verify(given.dataset, given.root, given.split_file)
+    print(found)
+    return 0 if found.ok else 1
+
+
+def _name(config: Config) -> str:
+    off = "-no-eagc" if config.preset != "baseline" and not config.eagc else ""
+    return f"{config.dataset}-{config.method}-{config.preset}{off}-seed{config.seed}"
+
+
+def _scores(scores: dict[str, Any]) -> str:
+    return "  ".join(f"{name.capitalize()} {'-' if scores[name] is None else f'{scores[name]:.2%}'}" for name in ("all", "old", "new"))
+
+
+def _main_process() -> bool:
+    return os.environ.get("RANK", "0") == "0"
+
+
+def _fail(name: str, message: object, code: int) -> int:
+    print(f"{name}: {_one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _for_the_user(error: Exception) -> bool:
+    """Whether the message was written for the user: raised by this package, or by the system about a file. Else it is a bug to be seen."""
+    if isinstance(error, (OSError, CheckpointError)):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_in = Path(trace.tb_frame.f_code.co_filename) if trace else Path()
+    return isinstance(error, (ValueError, TypeError)) and any(folder in raised_in.parents for folder in PACKAGE)
+
+
+def _one_line(message: object) -> str:
+    return " ".join(str(message).split())
+
+
+@contextmanager
+def _plain_warnings() -> Iterator[None]:
+    def show(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+        print(f"warning: {_one_line(message)}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

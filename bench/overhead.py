@@ -45,7 +45,7 @@ def overhead(
         data = open_data(dataset, root, split_file=split_file, image_size=image_size)
         pixels = first_images(train_loader(data, batch_size=rows // 2, seed=0).epoch(0), rows)
         data = first_of(data, images)
-    setting = make_setting(backbone, rows, device, pixels, image_size)
+    setting = make_setting(backbone, rows, device, pixels, image_size, data.channels, data.known, data.known + data.novel)
     tables: dict[str, Any] = {
         "settings": {"backbone": backbone, "rows": rows, "image_size": image_size, "rounds": rounds, "device": str(device),
                      "images": "noise" if dataset is None else dataset, "energy reference": "running", "threads": torch.get_num_threads()},
@@ -64,6 +64,8 @@ def step_rows(setting: Setting, rounds: int) -> list[dict[str, Any]]:
     steps = {variant.name: Step(setting, variant) for variant in VARIANTS}
     memory = {name: step.memory() for name, step in steps.items()}
     add_ons = {name: run for name, step in steps.items() if (run := step.add_on())}
+    for run in add_ons.values():
+        run()
     runs = steps | {f"add-on of {name}": run for name, run in add_ons.items()}
     timings = interleave(runs, rounds, clock(setting.device), warm_up=0)
     table = []

@@ -67,7 +67,7 @@ class Setting:
 
 def make_setting(
     backbone: str = "vit_small_patch16_224", rows: int = 16, device: torch.device | str = "cpu", images: Tensor | None = None,
-    image_size: int = 224, known: int = 100, classes: int = 200,
+    image_size: int = 224, channels: int = 3, known: int = 100, classes: int = 200,
 ) -> Setting:  # fmt: skip
     """Random weights (times do not depend on them), CUB's classes, half the images labelled.
 
@@ -77,7 +77,7 @@ def make_setting(
         raise ValueError(f"rows={rows} must be a multiple of 4: two views of every image, half the images labelled")
     device = torch.device(device)
     generator = torch.Generator().manual_seed(0)
-    vit = load_backbone(backbone, image_size=image_size)
+    vit = load_backbone(backbone, image_size=image_size, channels=channels)
     with torch.no_grad():
         for parameter in vit.parameters():  # a ViT's usual random start makes all images alike; in these weights they differ
             if parameter.ndim > 1:
@@ -86,7 +86,7 @@ def make_setting(
         for parameter in reference.blocks[-1].parameters():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.02)
     if images is None:
-        images = torch.randn(rows, 3, image_size, image_size, generator=generator)
+        images = torch.randn(rows, channels, image_size, image_size, generator=generator)
     labelled = torch.arange(rows // 2) % 2 == 0
     batch = Batch(list(images.chunk(2)), torch.arange(rows // 2) * 7 % known, torch.arange(rows // 2), labelled)
     dim = vit.embed_dim

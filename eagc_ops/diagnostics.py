@@ -27,7 +27,8 @@ def gradient_deviation(supervised: Tensor | Iterable[Tensor], total: Tensor | It
     a, b = _flat("supervised", supervised), _flat("total", total)
     if a.shape != b.shape:
         raise ValueError(f"supervised has {a.numel()} values, total {b.numel()}: both must be gradients of the same parameters")
-    cosine = torch.dot(a, b) / (a.norm() * b.norm()).clamp_min(TINY)
+    # Each normalised by itself: the product of two small norms would drown in any floor. A zero gradient has no direction: cosine 0.
+    cosine = torch.dot(*(x / x.norm().clamp_min(torch.finfo(x.dtype).tiny) for x in (a, b)))
     return 1 - cosine.clamp(-1, 1)
 
 

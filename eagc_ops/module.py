@@ -5,14 +5,13 @@ from __future__ import annotations
 import copy
 import itertools
 import json
-import math
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
 from eagc_ops import kernels
-from eagc_ops.op import apply, check_inputs, check_options, observe, recorders
+from eagc_ops.op import apply, check_call, check_inputs, check_options, observe, recorders
 from eagc_ops.subspace import Subspace
 
 _numbers = itertools.count(1)
@@ -61,7 +60,7 @@ class EAGC(nn.Module):
         if not isinstance(subspace, Subspace):
             raise TypeError(f"subspace must be a Subspace, got {type(subspace).__name__}; Subspace.conceptor(features) fits one")
         check_options(lambda_a, lambda_p, anchor, tau)
-        if energy_momentum is not None and not (math.isfinite(energy_momentum) and 0 <= energy_momentum < 1):
+        if energy_momentum is not None and not (isinstance(energy_momentum, (int, float)) and 0 <= energy_momentum < 1):
             raise ValueError(f"energy_momentum={energy_momentum} must be None or a number in [0, 1)")
         for name, value, known in (("impl", impl, kernels.IMPLEMENTATIONS), ("precision", precision, kernels.PRECISIONS)):
             if value not in known:
@@ -83,6 +82,7 @@ class EAGC(nn.Module):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """z unchanged; see `eagc_op`. Two backward passes through one call add the anchor twice, as two losses would."""
         check_inputs(z, z_ref, mask)
+        check_call(z, self.matrix, loss_scale, return_token, self.impl, self.precision)
         energy_ref, count = self.energy_ref, None
         momentum = self.energy_momentum if self.training else None
         if self.energy_momentum is not None or self.process_group is not None:
@@ -103,7 +103,7 @@ class EAGC(nn.Module):
         if kernels.provider(self.impl, self.matrix.device, dtype, self.precision) == "triton":
             from eagc_ops.kernels import launch
 
-            launch.warmup(rows, self.matrix.shape[0], dtype, self.matrix.device, self.precision)
+            launch.warmup(rows, dtype, self.matrix, anchor=self.anchor, tau=self.tau, precision=self.precision)
 
     def extra_repr(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
@@ -123,6 +123,12 @@ class EAGC(nn.Module):
         differing = [f"{name}: saved {saved.get(name)!r}, here {mine[name]!r}" for name in mine if saved.get(name) != mine[name]]
         if differing:
             raise ValueError(f"the state was saved by an EAGC of other settings ({'; '.join(differing)}): build it with the saved ones")
+
+    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
+        if f"{prefix}_extra_state" in state_dict:  # refused before a buffer is touched
+            self.set_extra_state(state_dict[f"{prefix}_extra_state"])
+        super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
+        self.matrix, self.energy_ref = self.matrix.float(), self.energy_ref.float()  # load_state_dict(assign=True) brings its own dtype
 
     def _apply(self, fn, recurse=True):
         # A half conceptor would change energies in the third digit: casts are not followed, moves are.

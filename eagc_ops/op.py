@@ -83,10 +83,11 @@ def eagc_op(
         matrix, estimated = subspace.matrix, subspace.energy_ref
     if energy_ref is None:
         energy_ref = estimated
-    elif isinstance(energy_ref, Tensor):
-        _check_scalar("energy_ref", energy_ref, z)
     else:
-        energy_ref = torch.full((), energy_ref, dtype=torch.float32, device=z.device)
+        _check_scalar("energy_ref", energy_ref, z)
+        given = isinstance(energy_ref, Tensor)  # a copy: the value of this forward, whatever becomes of the tensor before backward
+        energy_ref = energy_ref.detach().clone() if given else torch.full((), energy_ref, dtype=torch.float32, device=z.device)
+    check_call(z, matrix, loss_scale, return_token, impl, precision)
     return apply(
         z, z_ref, mask, matrix, energy_ref, None, loss_scale, return_token,
         lambda_a=lambda_a, lambda_p=lambda_p, anchor=anchor, tau=tau, impl=impl, precision=precision,
@@ -111,18 +112,9 @@ def apply(
     precision: str,
     recorder: int = 0,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """The differentiable call behind `eagc_op` and `EAGC`, on inputs that `check_inputs` has passed."""
-    if matrix.shape[0] != z.shape[-1]:
-        raise ValueError(f"z has D={z.shape[-1]} but the subspace has D={matrix.shape[0]}: fit it to features of the same layer")
-    if matrix.device != z.device:
-        raise ValueError(f"z is on {z.device} but the subspace on {matrix.device}: move it there (subspace.to(...), or module.to(...))")
-    if not torch.compiler.is_compiling():
-        kernels.provider(impl, z.device, z.dtype, precision)
+    """The differentiable call behind `eagc_op` and `EAGC`, on inputs that `check_inputs` and `check_call` have passed."""
     scale = None
-    if return_token and loss_scale is not None:
-        raise ValueError("loss_scale and return_token=True both set the scale of the anchor: use one of them")
     if isinstance(loss_scale, Tensor):
-        _check_scalar("loss_scale", loss_scale, z)
         scale = loss_scale.detach()
     elif loss_scale is not None:
         lambda_a = lambda_a * loss_scale
@@ -187,6 +179,10 @@ class Coordinate(torch.autograd.Function):
                 return (None,) * 15
             grad_z = torch.zeros_like(z)
         scale = grad_token if ctx.return_token else ctx.scale
+        if ctx.return_token and torch.compiler.is_compiling():
+            # Compiled graphs hand a zero to a token that reached no loss. A zero scale with a gradient that is not zero is just that:
+            # NaN says so, where None would have raised.
+            scale = torch.where((scale == 0) & (grad_z != 0).any(), torch.nan, scale)
         dim = z.shape[-1]
         rows_ref = None if z_ref is None else z_ref.reshape(-1, dim)
         with torch.no_grad():
@@ -247,7 +243,7 @@ def coordinate_eagerly(g, z, z_ref, mask, matrix, energy_ref, scale, count, lamb
     options = {"lambda_a": lambda_a, "lambda_p": lambda_p, "anchor": anchor, "tau": tau, "scale": scale, "count": count}
     out, energy, weight = kernels.coordinate(g, z, z_ref, mask, matrix, energy_ref, impl=impl, precision=precision, **options)
     if recorder in recorders:
-        recorders[recorder].last_energy, recorders[recorder].last_tau = energy, weight
+        recorders[recorder].last_energy, recorders[recorder].last_tau = energy.float(), weight.float()
     return out
 
 
@@ -272,6 +268,7 @@ def observe_eagerly(z, mask, matrix, energy_ref, momentum, group, impl, precisio
     else:
         sums = torch.stack([energy_ref.new_zeros(()), mask.sum().to(energy_ref.dtype)])
     ranks = dist.distributed_c10d._resolve_process_group(group)
+    sums = sums.to(torch.float32)  # one type on every rank, also where a rank's batch is empty
     dist.all_reduce(sums, group=ranks)
     if update:
         energy_ref.copy_(kernels.reference.updated_energy_ref(energy_ref.to(sums.dtype), sums, momentum))
@@ -324,6 +321,8 @@ def check_inputs(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
             raise TypeError(f"{name} is a DTensor: pass the local rows ({name}.to_local()), and EAGC(process_group=...) the ranks")
         if x.device != z.device:
             raise ValueError(f"{name} is on {x.device} but z on {z.device}: move it with {name}.to(z.device)")
+        if not torch.compiler.is_compiling() and name != "z" and x.is_inference() and not z.is_inference():
+            raise ValueError(f"{name} was made under torch.inference_mode() and cannot be kept for backward: use torch.no_grad() instead")
     if z.ndim < 1 or not z.is_floating_point() or z.element_size() < 2:
         raise ValueError(f"z must be a floating tensor (..., D) of 16 bits or more, got {tuple(z.shape)} {z.dtype}")
     if z.shape[-1] == 0:
@@ -348,7 +347,25 @@ def check_inputs(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
         raise ValueError("z_ref requires grad, but is a constant of the operator: compute it under torch.no_grad(), or pass z_ref.detach()")
 
 
-def _check_scalar(name: str, value: Tensor, z: Tensor) -> None:
+def check_call(z: Tensor, matrix: Tensor, loss_scale: Tensor | float | None, return_token: bool, impl: str, precision: str) -> None:
+    """What must hold before anything runs, the update of a running energy reference included."""
+    if matrix.shape[0] != z.shape[-1]:
+        raise ValueError(f"z has D={z.shape[-1]} but the subspace has D={matrix.shape[0]}: fit it to features of the same layer")
+    if matrix.device != z.device:
+        raise ValueError(f"z is on {z.device} but the subspace on {matrix.device}: move it there (subspace.to(...), or module.to(...))")
+    if return_token and loss_scale is not None:
+        raise ValueError("loss_scale and return_token=True both set the scale of the anchor: use one of them")
+    if loss_scale is not None:
+        _check_scalar("loss_scale", loss_scale, z)
+    if not torch.compiler.is_compiling():
+        kernels.provider(impl, z.device, z.dtype, precision)
+
+
+def _check_scalar(name: str, value: Tensor | float, z: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
+            raise ValueError(f"{name}={value!r} must be a finite number >= 0, or a 0-d floating tensor on {z.device}")
+        return
     if value.ndim != 0 or not value.is_floating_point() or value.device != z.device:
         found = f"{tuple(value.shape)} {value.dtype} on {value.device}"
         raise ValueError(f"{name} must be a number or a 0-d floating tensor on {z.device}, got {found}")

@@ -36,7 +36,7 @@ class Subspace:
         value = torch.as_tensor(energy_ref, dtype=torch.float32)
         if value.ndim != 0 or not 0 < value <= 1 + 1e-6:
             raise ValueError(f"energy_ref={energy_ref} must be one number in (0, 1], the mean energy ratio of labelled features")
-        self.matrix = matrix.detach().to(torch.float32).contiguous()
+        self.matrix = matrix.detach().to(torch.float32, copy=True).contiguous()
         self.energy_ref = value.detach().to(matrix.device)
 
     @classmethod
@@ -57,16 +57,25 @@ class Subspace:
             process_group: each rank gives its share of the features; all ranks get the same subspace.
         """
         aperture = _check_aperture(aperture)
+        _check_dtype(dtype)
         if isinstance(features, Tensor) and process_group is None and features.ndim == 2 and 0 < features.shape[0] < features.shape[1]:
             _check_features(features)
             wide = features.detach().to(dtype)
             if not torch.isfinite(wide).all():
                 raise ValueError(_NON_FINITE)
-            matrix = solve_woodbury(wide, wide.shape[0], aperture)
-            return cls._fitted(matrix, reference.energy_ratio(wide, matrix).mean())
-        correlation, directions = _moments(features, dtype, process_group)
-        matrix = solve_conceptor(correlation, aperture)
-        return cls._fitted(matrix, (matrix * directions).sum())
+            with torch.autocast(wide.device.type, enabled=False):
+                matrix = solve_woodbury(wide, wide.shape[0], aperture)
+                energy_ref = reference.energy_ratio(wide, matrix).mean()
+        else:
+            correlation, directions = _moments(features, dtype, process_group)
+            matrix = solve_conceptor(correlation, aperture)
+            energy_ref = (matrix * directions).sum()
+        if dtype == torch.float32 and _outside(matrix.double()):
+            raise ValueError(
+                f"dtype=torch.float32 does not resolve this conceptor (aperture={aperture}, features of this scale): "
+                "its eigenvalues leave [0, 1]; use dtype=torch.float64"
+            )
+        return cls._fitted(matrix, energy_ref)
 
     @classmethod
     def pca(
@@ -78,11 +87,13 @@ class Subspace:
         process_group: dist.ProcessGroup | None = None,
     ) -> Subspace:
         """S = U_k U_k^T, the k leading eigenvectors of R = Z^T Z / N (un-centred, like the conceptor): the paper's hard ablation."""
+        _check_dtype(dtype)
         correlation, directions = _moments(features, dtype, process_group)
         if not 1 <= k <= correlation.shape[0]:
             raise ValueError(f"k={k} must lie between 1 and D={correlation.shape[0]}")
         leading = torch.linalg.eigh(correlation).eigenvectors[:, -k:]
-        matrix = leading @ leading.T
+        with torch.autocast(leading.device.type, enabled=False):
+            matrix = leading @ leading.T
         return cls._fitted(matrix, (matrix * directions).sum())
 
     @classmethod
@@ -152,8 +163,6 @@ def estimate_from_batch(z_ref: Tensor, mask: Tensor, aperture: float = APERTURE)
 
 def _moments(features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
     """R = mean of z z^T and M = mean of z z^T / |z|^2, both (D, D). The mean energy ratio is trace(S M), so one pass suffices."""
-    if dtype not in (torch.float64, torch.float32):
-        raise ValueError(f"dtype={dtype} must be torch.float64 or torch.float32")
     sums: Tensor | None = None
     count = 0
     for batch in _batches(features):
@@ -163,8 +172,9 @@ def _moments(features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_gr
         elif sums.shape[1] != wide.shape[1]:
             raise ValueError(f"features: a batch of dimension {wide.shape[1]} after one of dimension {sums.shape[1]}")
         unit = wide / wide.square().sum(1, keepdim=True).clamp_min(reference.NORM_FLOOR)
-        sums[0].addmm_(wide.T, wide)
-        sums[1].addmm_(unit.T, wide)
+        with torch.autocast(wide.device.type, enabled=False):
+            sums[0].addmm_(wide.T, wide)
+            sums[1].addmm_(unit.T, wide)
         count += wide.shape[0]
     if sums is None or (count == 0 and process_group is None):
         raise ValueError("features holds no row: a subspace needs labelled features to be fitted to")
@@ -221,10 +231,23 @@ def _check_matrix(matrix: Tensor) -> None:
     asymmetry = (wide - wide.T).abs().max()
     if asymmetry > 1e-6:
         raise ValueError(f"matrix must be symmetric; it differs from its transpose by up to {asymmetry:.1e}: pass (matrix + matrix.T) / 2")
+    side = _outside(wide)
+    if side:
+        raise ValueError(f"matrix must have its eigenvalues in [0, 1], but has one {side}; Subspace.conceptor makes a valid one")
+
+
+def _outside(wide: Tensor) -> str | None:
+    """Where an eigenvalue of a symmetric fp64 matrix leaves [0, 1] by more than 2e-6: a Cholesky factorisation fails just then."""
     identity = torch.eye(wide.shape[0], dtype=wide.dtype, device=wide.device)
     for shifted, side in ((wide + 2e-6 * identity, "negative"), ((1 + 2e-6) * identity - wide, "above 1")):
-        if torch.linalg.cholesky_ex(shifted).info != 0:  # fails just when an eigenvalue lies outside
-            raise ValueError(f"matrix must have its eigenvalues in [0, 1], but has one {side}; Subspace.conceptor makes a valid one")
+        if torch.linalg.cholesky_ex(shifted).info != 0:
+            return side
+    return None
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype not in (torch.float64, torch.float32):
+        raise ValueError(f"dtype={dtype} must be torch.float64 or torch.float32")
 
 
 def _describe(x: object) -> str:

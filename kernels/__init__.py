@@ -88,6 +88,8 @@ def coordinate(
     if g.shape[0] == 0:
         return g.clone(), *torch.empty((2, 0), dtype=torch.float32, device=g.device)
     name = provider(impl, g.device, z.dtype, precision)
+    if options["lambda_a"] == 0:
+        z_ref = None  # no anchor: labelled rows pass to the bit, whatever z_ref holds
     with _no_autocast(g.device.type):
         if name == "triton":
             for key in ("scale", "count"):

@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from . import fused
-from .tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, chunks, pick
+from .tiles import FAMILY, SCAN_LIMIT, TABLE, UNEVEN, WIDENED, Tile, chunks, pick
 
 KERNELS = ("coordinate", "labelled_energy")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -93,12 +93,14 @@ def cases(*, subset: bool = False) -> Iterator[Case]:
         for rows, dim in ((256, 100), (4096, 1000), (65536, 4095)):
             for dtype, torch_dtype in DTYPES.items():
                 yield Case("coordinate", arch, dtype, "auto", rows, dim, pick(arch, rows, dim, torch_dtype))
-        for rows, dim in ((256, 768), (65536, 1000)):
+        for rows, dim in ((256, 768), (4096, 768), (65536, 4096), (65536, 1000)):
             for dtype in ("bf16", "fp16"):
-                yield Case("coordinate", arch, dtype, "high", rows, dim, pick(arch, rows, dim, DTYPES[dtype], widened=True))
+                yield Case("coordinate", arch, dtype, "high", rows, dim, pick(arch, rows, dim, DTYPES[dtype], "high"))
             if not arch.startswith("gfx"):  # tf32 is a type of NVIDIA's tensor cores
                 for precision in ("tf32x3", "tf32"):
-                    yield Case("coordinate", arch, "fp32", precision, rows, dim, pick(arch, rows, dim, torch.float32))
+                    yield Case("coordinate", arch, "fp32", precision, rows, dim, pick(arch, rows, dim, torch.float32, precision))
+        yield Case("labelled_energy", arch, "fp32", "auto", 4096, 1000, UNEVEN.tile(torch.float32))
+        yield Case("labelled_energy", arch, "bf16", "high", 4096, 768, WIDENED.tile(torch.float32))
 
 
 def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resources]]:

@@ -1,4 +1,8 @@
-"""Matrices derived from the subspace matrix (narrower, re-arranged), made once and kept while the original lives unchanged."""
+"""Matrices derived from the subspace matrix (narrower, re-arranged), made once and kept while the original lives unchanged.
+
+A change is seen by the tensor's version and address; on a CPU also by its trace, because writes through `.data` and DDP's buffer
+broadcast change neither. On a GPU comparing values would make the host wait: there such writes are not followed.
+"""
 
 from __future__ import annotations
 
@@ -10,17 +14,20 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 T = TypeVar("T")
-_derived: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # matrix -> (version, {key: derived})
+_derived: WeakTensorKeyDictionary = WeakTensorKeyDictionary()  # matrix -> (state, {key: derived})
 
 
 def derived(matrix: Tensor, key: Hashable, make: Callable[[Tensor], T]) -> T:
     """`make(matrix)`, remembered under `key` until the matrix is written to or gone."""
-    if matrix.is_inference():  # has no version counter, so a later change could not be seen
+    on_gpu = matrix.device.type == "cuda"
+    # An inference tensor has no version counter; what is made inside a graph capture has no values until the graph runs.
+    if matrix.is_inference() or (on_gpu and torch.cuda.is_current_stream_capturing()):
         return make(matrix)
-    version, found = _derived.get(matrix, (None, {}))
-    if version != matrix._version:
+    state = (matrix._version, matrix.data_ptr(), matrix.detach().diagonal().sum().item() if matrix.device.type == "cpu" else None)
+    known, found = _derived.get(matrix, (None, {}))
+    if known != state:
         found = {}
-        _derived[matrix] = (matrix._version, found)
+        _derived[matrix] = (state, found)
     if key not in found:
         found[key] = make(matrix.detach())
     return found[key]

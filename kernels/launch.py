@@ -86,19 +86,18 @@ def labelled_energy(
     return sums, used
 
 
-def warmup(rows: int, dim: int, dtype: torch.dtype, device: torch.device, precision: str = "auto") -> None:
-    """Compile ahead of a CUDA graph capture: both kernels, with and without an anchor, energy-weighted and uniform."""
-    z = torch.zeros((rows, dim), dtype=dtype, device=device)
-    mask = torch.arange(rows, device=device) % 2 == 0
-    matrix = torch.eye(dim, device=device)
-    one = torch.ones((), device=device)
+def warmup(rows: int, dtype: torch.dtype, matrix: Tensor, *, anchor: str, tau: str, precision: str = "auto") -> None:
+    """Compile ahead of a CUDA graph capture, and make the copy of the matrix the kernels use: with and without anchor, scale and count."""
+    z = torch.zeros((rows, matrix.shape[0]), dtype=dtype, device=matrix.device)
+    mask = torch.arange(rows, device=matrix.device) % 2 == 0
+    one = torch.ones((), device=matrix.device)
     for z_ref in (z, None):
-        for tau in ("energy", "uniform"):
-            for scale in (None, one):
-                for count in (None, one):
-                    options = {"lambda_a": 0.0, "lambda_p": 0.0, "anchor": "mean", "tau": tau, "scale": scale, "count": count}
-                    coordinate(z, z, z_ref, mask, matrix, one, precision=precision, **options)
-    labelled_energy(z, mask, matrix, one, momentum=1.0, update=True, precision=precision)
+        for scale in (None, one):
+            for count in (None, one):
+                options = {"lambda_a": 1.0, "lambda_p": 1.0, "anchor": anchor, "tau": tau, "scale": scale, "count": count}
+                coordinate(z, z, z_ref, mask, matrix, one, precision=precision, **options)
+    for update in (True, False):
+        labelled_energy(z, mask, matrix, one.clone(), momentum=0.5, update=update, precision=precision)
 
 
 def autotune(
@@ -120,7 +119,7 @@ class _Shape:
         self.rows, self.dim = z.shape
         self.device = z.device
         operand = torch.float32 if precision == "high" else z.dtype
-        tile = tile or pick(architecture(z.device), self.rows, self.dim, z.dtype, widened=precision == "high")
+        tile = tile or pick(architecture(z.device), self.rows, self.dim, z.dtype, precision)
         self.matrix = as_dtype(matrix, operand).contiguous()
         self.grid = (triton.cdiv(self.dim, tile.block_n), triton.cdiv(self.rows, tile.block_m))
         self.options = {

@@ -59,21 +59,25 @@ TABLE = (
 )
 
 
-# D that the table's tiles do not divide (bounds checks cost registers), and half inputs widened to fp32 products: one small tile each.
+# What costs registers gets one small tile each: D that the table's tiles do not divide (bounds checks), half inputs widened to fp32
+# products, and tf32x3 (three products for one).
 UNEVEN = Entry("any", ANY, ANY, 32, 32, 4, 2)
 WIDENED = Entry("any", ANY, ANY, 16, 32, 4, 4)
+THREEFOLD = Entry("any", ANY, ANY, 16, 32, 4, 3)
 
 
-def pick(arch: str, rows: int, dim: int, dtype: torch.dtype, *, widened: bool = False) -> Tile:
+def pick(arch: str, rows: int, dim: int, dtype: torch.dtype, precision: str = "auto") -> Tile:
     """The first entry of the architecture's family that covers the shape. An unknown architecture gets the narrow family's tiles.
 
-    `dtype` is that of z; `widened` says that half inputs are multiplied in fp32.
+    `dtype` is that of z, `precision` as in `eagc_op`.
 
     >>> pick("sm_80", 256, 768, torch.float32)
     Tile(block_m=16, block_n=64, block_k=32, warps=4, stages=4)
     """
-    if widened and dtype != torch.float32:
+    if precision == "high" and dtype != torch.float32:
         return WIDENED.tile(torch.float32)
+    if precision == "tf32x3":
+        return THREEFOLD.tile(dtype)
     family = FAMILY.get(arch, "narrow")
     tile = next(e for e in TABLE if e.family == family and rows <= e.max_rows and dim <= e.max_dim).tile(dtype)
     return tile if dim % tile.block_n == 0 and dim % tile.block_k == 0 else UNEVEN.tile(dtype)

@@ -58,6 +58,8 @@ def coordinate(
             row_weight = reference.projection_weight(row_energy, energy_mean)
             energy.index_copy_(0, rows, row_energy)
         weight.index_copy_(0, rows, row_weight)
+        if lambda_p == 0:
+            continue
         active = (row_weight != 0).nonzero().squeeze(1)  # NaN != 0: a non-finite row is not skipped
         rows = rows.index_select(0, active)
         weighted = take(g, rows, dtype).mul_(row_weight.index_select(0, active)[:, None])

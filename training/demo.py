@@ -49,9 +49,9 @@ SETTINGS: dict[str, Any] = {"warm_start": True, "log_every": 7, "device": "cpu"}
 DIAGNOSE_EVERY = 7  # steps, of 14 per epoch
 NEIGHBOURS, NEEDED = 5, 0.9  # k-NN accuracy of the frozen features; a weaker encoder shows nothing
 PRETRAINING = {"format": 1, "batch_size": 64, "lr": 1e-3, "weight_decay": 0.05, "temperature": 0.2, "contrast": 0.2}
-COLUMNS = {  # metric: heading, digits
+COLUMNS = {  # metric: heading, digits; the report has more
     "all": ("All %", 1), "old": ("Old %", 1), "new": ("New %", 1), "gdc_clean": ("GDC clean", 3), "gdc_release": ("GDC release", 3),
-    "soc_release": ("SOC release", 3), "soc_paper": ("SOC paper", 3), "seconds": ("s / epoch", 2),
+    "soc_release": ("SOC", 3), "seconds": ("s / epoch", 2),
 }  # fmt: skip
 
 Records = Mapping[str, Mapping[int, Mapping[str, float]]]  # variant -> seed -> metric -> value
@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
     parser = Parser(prog="eagc demo", description=main.__doc__)
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/demo"), metavar="FOLDER", help="runs and report [runs/demo]")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 of every variant [3]")
-    parser.add_argument("--epochs", type=int, default=8, metavar="N", help="epochs of every run [8]")
+    parser.add_argument("--epochs", type=int, default=6, metavar="N", help="epochs of every run [6]")
     parser.add_argument("--pretrain-epochs", type=int, default=10, metavar="N", help="epochs of the pretraining without labels [10]")
     parser.add_argument("--jobs", type=int, default=min(os.cpu_count() or 1, 4), metavar="N", help="runs at a time [one per core, up to 4]")
     parser.add_argument("--fresh", action="store_true", help="do everything again; without it, what is there is used")
@@ -79,68 +79,41 @@ def main(argv: list[str]) -> int:
     home.mkdir(parents=True, exist_ok=True)
 
     data = open_data("digits")
-    print(
-        f"SimGCD with and without EAGC on digits: {len(data.labelled):,} labelled images of {data.known} known classes, "
-        f"{len(data.unlabelled):,} unlabelled images of {data.known + data.novel} classes\n",
-        flush=True,
-    )
-    pixels, label = all_images(data)
-    weights, seconds = pretrained(home / "pretrained.safetensors", pixels, given.pretrain_epochs)
-    vit = load_backbone("vit_digits", weights, image_size=data.image_size, channels=data.channels)
-    with torch.no_grad():
-        found, raw = (knn_accuracy(features, label) for features in (vit(pixels), pixels.flatten(1)))
-    how = "done before, used again" if seconds is None else f"{given.pretrain_epochs} epochs in {seconds:.0f} s"
-    print(
-        f"1. Pretraining without labels: {how}; {NEIGHBOURS}-NN accuracy of the frozen features {found:.1%} (raw pixels {raw:.1%})",
-        flush=True,
-    )
-    if found < NEEDED:
-        print(f"eagc demo: the encoder is too weak, {found:.1%} < {NEEDED:.0%}: runs would show nothing; pretrain longer", file=sys.stderr)
+    counts = f"{len(data.labelled):,} labelled images of {data.known} known classes, {len(data.unlabelled):,} unlabelled images of"
+    print(f"SimGCD with and without EAGC on digits: {counts} {data.known + data.novel} classes\n", flush=True)
+    if not _pretrain_stage(home, data, given.pretrain_epochs):
         return 1
-
     configs = {(variant, seed): _config(home, variant, seed, given.epochs) for seed in range(given.seeds) for variant in VARIANTS}
     folders = {key: home / "runs" / f"{key[0]}-seed{key[1]}" for key in configs}
-    cross_entropies = []
-    for seed in range(given.seeds):  # before the runs, which share them: E_r and S of every seed, and the tokens of the frozen trunk
-        loop = Loop(configs[FULL, seed])
-        loop._prepare_eagc(home / "runs" / "references")
-        cross_entropies.append(loop.reference_cross_entropy)
-    shown = ", ".join(f"{value:.3f}" for value in cross_entropies)
-    print(f"2. Reference models: cross-entropy {shown} (seeds 0 to {given.seeds - 1}); conceptors with aperture {loop.config.aperture}")
-
-    missing = [key for key, folder in folders.items() if not _finished(folder, configs[key], loop.facts["trunk"])]
-    there = len(folders) - len(missing)
-    print(
-        f"3. {len(missing)} runs of {given.epochs} epochs, {given.jobs} at a time" + (there > 0) * f"; {there} are finished, used again",
-        flush=True,
-    )
-    if there:
-        print("   (--fresh repeats everything)")
-    _train_all([(configs[key], folders[key]) for key in missing], given.jobs)
-
-    runs = {key: read_run(folder) for key, folder in folders.items()}
-    records = {variant: {seed: measures(runs[variant, seed]) for seed in range(given.seeds)} for variant in VARIANTS}
-    print("\n" + "\n".join(summary(records)))
-    warned = [f"{folders[key].name}: {text}" for key, run in runs.items() for text in run.result["warnings"]]
-    print(
-        "\n" + "\n".join(f"WARNING {line}" for line in warned) if warned else "\nNo run warns: all predict K classes, and no tau is near 0."
-    )
-    print("\n" + "\n".join(conclusions(records)))
-    names = {folder: f"({variant}) {VARIANTS[variant][0]}" for (variant, _), folder in folders.items()}
-    order = [folders[variant, seed] for variant in VARIANTS for seed in range(given.seeds)]
-    print(f"\nreport: {write_report(order, home, names)}\n{time.perf_counter() - started:.0f} s in all")
+    trunk = _reference_stage(home, [configs[FULL, seed] for seed in range(given.seeds)])
+    _run_stage(configs, folders, trunk, given.jobs)
+    print("\n" + "\n".join(_story(folders)))
+    names = {folder: _title(variant) for (variant, _), folder in folders.items()}
+    report = write_report([folders[key] for key in sorted(folders)], home, names)
+    print(f"\nreport: {report}\n{time.perf_counter() - started:.0f} s in all")
     return 0
 
 
 # Pretraining -----------------------------------------------------------------------------------------------------------------------
 
 
-def all_images(data: GCDData) -> tuple[Tensor, Tensor]:
-    """(images (N, C, H, W) under the test transform, true labels (N,))."""
+def _pretrain_stage(home: Path, data: GCDData, epochs: int) -> bool:
+    """Whether the frozen features are good enough to show anything."""
     merged = data.merged
-    return torch.stack([data.test_transform(merged[i][0]) for i in range(len(merged))]), torch.cat(
-        [data.labelled.labels, data.unlabelled.labels]
+    pixels = torch.stack([data.test_transform(merged[i][0]) for i in range(len(merged))])
+    label = torch.cat([data.labelled.labels, data.unlabelled.labels])
+    weights, seconds = pretrained(home / "pretrained.safetensors", pixels, epochs)
+    vit = load_backbone("vit_digits", weights, image_size=data.image_size, channels=data.channels)
+    with torch.no_grad():
+        found, raw = (knn_accuracy(features, label) for features in (vit(pixels), pixels.flatten(1)))
+    how = "done before, used again" if seconds is None else f"{epochs} epochs in {seconds:.0f} s"
+    print(
+        f"1. Pretraining without labels: {how}; {NEIGHBOURS}-NN accuracy of the frozen features {found:.1%} (raw pixels {raw:.1%})",
+        flush=True,
     )
+    if found < NEEDED:
+        print(f"eagc demo: the encoder is too weak, {found:.1%} < {NEEDED:.0%}: runs would show nothing; pretrain longer", file=sys.stderr)
+    return found >= NEEDED
 
 
 def pretrained(file: Path, pixels: Tensor, epochs: int) -> tuple[Path, float | None]:
@@ -221,19 +194,26 @@ def _config(home: Path, variant: str, seed: int, epochs: int) -> Config:
     return resolve("simgcd", "digits", "paper", seed=seed, epochs=epochs, **places, **{**SETTINGS, **VARIANTS[variant][1]})
 
 
-def _finished(folder: Path, config: Config, trunk: str) -> bool:
-    """Whether the run is complete; a folder that holds another run is an error."""
-    if not (folder / "run.json").exists():
-        return False
-    run = RunFolder.open(folder)
-    if run.config != config or run.facts["trunk"] != trunk:
-        raise ConfigError(f"{folder} holds a run of other settings or weights: pass --fresh, or another --output")
-    return run.result() is not None
+def _reference_stage(home: Path, configs: list[Config]) -> str:
+    """Reference model and subspace of every seed, before the runs that share them; and the tokens of the frozen trunk, whose fingerprint
+    is returned."""
+    losses = []
+    for config in configs:
+        loop = Loop(config)
+        loop._prepare_eagc(home / "runs" / "references")
+        losses.append(f"{loop.reference_cross_entropy:.3f}")
+    print(
+        f"2. Reference models of {len(configs)} seeds: cross-entropy {', '.join(losses)}; conceptors of aperture {config.aperture}",
+        flush=True,
+    )
+    return loop.facts["trunk"]
 
 
-def _train_all(jobs: list[tuple[Config, Path]], at_a_time: int) -> None:
-    """Train or resume the runs, each in one of `at_a_time` processes (1: in this one)."""
-    started = time.perf_counter()
+def _run_stage(configs: dict[tuple[str, int], Config], folders: dict[tuple[str, int], Path], trunk: str, at_a_time: int) -> None:
+    """Train what is not finished, `at_a_time` runs in as many processes (1: in this one)."""
+    jobs = [(configs[key], folder) for key, folder in folders.items() if not _finished(folder, configs[key], trunk)]
+    there, started = len(folders) - len(jobs), time.perf_counter()
+    print(f"3. {len(jobs)} runs, {at_a_time} at a time" + (f"; {there} are finished and used again (--fresh repeats all)" if there else ""))
 
     def say(folder: Path, result: dict[str, Any], done: int) -> None:
         last = " ".join(f"{name.capitalize()} {result['last'][name]:.1%}" for name in ("all", "old", "new"))
@@ -246,9 +226,19 @@ def _train_all(jobs: list[tuple[Config, Path]], at_a_time: int) -> None:
     os.environ["TQDM_DISABLE"] = "1"  # read when a child imports tqdm: the bars of several processes would write into one another
     # Not forked: a child would inherit torch's thread pools in an unknown state.
     with ProcessPoolExecutor(at_a_time, multiprocessing.get_context("spawn"), torch.set_num_threads, (1,)) as pool:
-        folders = {pool.submit(_run, config, folder): folder for config, folder in jobs}
-        for done, future in enumerate(as_completed(folders), 1):
-            say(folders[future], future.result(), done)
+        futures = {pool.submit(_run, config, folder): folder for config, folder in jobs}
+        for done, future in enumerate(as_completed(futures), 1):
+            say(futures[future], future.result(), done)
+
+
+def _finished(folder: Path, config: Config, trunk: str) -> bool:
+    """Whether the run is complete; a folder that holds another run is an error."""
+    if not (folder / "run.json").exists():
+        return False
+    run = RunFolder.open(folder)
+    if run.config != config or run.facts["trunk"] != trunk:
+        raise ConfigError(f"{folder} holds a run of other settings or weights: pass --fresh, or another --output")
+    return run.result() is not None
 
 
 def _run(config: Config, folder: Path) -> dict[str, Any]:
@@ -266,6 +256,15 @@ def _remove(home: Path) -> None:
 # What came out ---------------------------------------------------------------------------------------------------------------------
 
 
+def _story(folders: dict[tuple[str, int], Path]) -> list[str]:
+    runs = {key: read_run(folder) for key, folder in folders.items()}
+    records: dict[str, dict[int, dict[str, float]]] = {}
+    for (variant, seed), run in runs.items():
+        records.setdefault(variant, {})[seed] = measures(run)
+    warned = [f"WARNING {run.path.name}: {text}" for run in runs.values() for text in run.result["warnings"]]
+    return [*summary(records), "", *(warned or ["No run warns: all predict K classes, and no tau is near 0."]), "", *conclusions(records)]
+
+
 def summary(records: Records) -> list[str]:
     """Two tables: mean ± std over seeds, and paired differences against the baseline (mean ± std of the differences of a seed)."""
     heads = [head for head, _ in COLUMNS.values()]
@@ -280,7 +279,7 @@ def summary(records: Records) -> list[str]:
     ]
     seeds = ", ".join(str(seed) for seed in records[BASELINE])
     return [
-        f"Last epoch, mean ± std over seeds {seeds}; GDC and SOC are means over the run:",
+        f"Last epoch, mean ± std over seeds {seeds}; GDC and SOC (unit-norm, centred features, k = 16) are means over the run:",
         *_aligned([["", *heads], *rows]),
         "",
         f"Paired differences against ({BASELINE}), the fair baseline: same seed, reference model and draws; mean ± std over seeds:",
@@ -310,7 +309,7 @@ def conclusions(records: Records) -> list[str]:
         "  Ten classes of 8 x 8 digits and a ViT pretrained for a minute say nothing about CUB or ImageNet.",
         "  (a) against (b) is the effect of the start, not of EAGC.",
         "  GDC release holds the alignment term in both gradients, which lowers it by itself; GDC clean does not.",
-        "  Seconds are wall clock beside other runs; the trunk cache makes every variant cheaper than training on pixels.",
+        "  Seconds are wall clock beside other runs and follow the load of the machine; `eagc bench` measures the cost of EAGC.",
     ]
 
 

@@ -7,8 +7,10 @@ import torch
 
 from eagc_ops.bench import operator
 from eagc_ops.bench import overhead as tables
+from eagc_ops.bench.epochs import epoch_rows, first_images, first_of
 from eagc_ops.bench.measure import Spread, load, markdown, save
-from eagc_ops.bench.steps import OURS, VARIANTS
+from eagc_ops.bench.steps import OURS, VARIANTS, make_setting
+from eagc_ops.training.data import open_data, train_loader
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,18 @@ def test_every_variant_has_time_memory_and_its_ratios(found):
     by_name = {row["variant"]: row for row in found["steps"]}
     ours, base = by_name[OURS], by_name[by_name[OURS]["baseline"]]
     assert ours["peak_to_baseline"] == ours["memory"]["peak"] / base["memory"]["peak"] > 1
+
+
+def test_real_images_take_the_place_of_noise():
+    """Of another number of channels and classes, from a real data set; the small set of the epochs keeps their order."""
+    data = open_data("digits", image_size=32)
+    small = first_of(data, 6)
+    assert small.labelled.uq_idx.tolist() == data.labelled.uq_idx[:3].tolist() and len(small.merged) == 6
+    pixels = first_images(train_loader(data, batch_size=4, seed=0).epoch(0), 8)
+    assert pixels.shape == (8, 1, 32, 32) and not torch.equal(pixels[0], pixels[4])  # two views of an image
+    setting = make_setting("vit_tiny_patch16_224", 8, "cpu", pixels, 32, data.channels, data.known, data.known + data.novel)
+    rows = epoch_rows(setting, small, batch_size=2, rounds=1)
+    assert [row["images_drawn"] for row in rows] == [6, 6, 6]
 
 
 def test_evaluation_issues_the_same_operations(found):

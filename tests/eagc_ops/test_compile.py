@@ -98,6 +98,23 @@ def test_inductor_gives_the_same_values():
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
 
 
+def test_a_token_forgotten_in_a_compiled_function_shows():
+    """There is no error to raise there: the gradient of labelled rows is NaN. A zero loss is not taken for it."""
+    torch._dynamo.reset()
+    case = make_case(24, 16)
+    module = EAGC(Subspace(case.matrix, case.energy_ref))
+
+    @torch.compile(fullgraph=True, backend="aot_eager")
+    def features(z):
+        return module(z * 1.0, case.z_ref, case.mask, return_token=True)
+
+    z = case.z.clone().requires_grad_()
+    out, token = features(z)
+    assert not torch.isfinite(torch.autograd.grad(out.sum(), z, retain_graph=True)[0][case.mask]).any()
+    assert torch.isfinite(torch.autograd.grad(out.sum() + token, z, retain_graph=True)[0]).all()
+    assert torch.isfinite(torch.autograd.grad(0 * (out.sum() + token), z)[0]).all()
+
+
 def test_compiled_model_inside_a_checkpoint_counts_a_batch_once():
     torch._dynamo.reset()
     case = make_case(24, 16)

@@ -26,6 +26,8 @@ def test_gradient_deviation_at_its_limits():
     assert gradient_deviation(g, -g).item() == pytest.approx(2)
     assert gradient_deviation(torch.tensor([1.0, 0.0]), torch.tensor([0.0, 2.0])) == 1
     assert gradient_deviation(torch.zeros(3), torch.ones(3)) == 1
+    tiny = (g / g.norm() * 1e-9).float()
+    assert gradient_deviation(tiny, tiny).item() == pytest.approx(0, abs=1e-6)
 
 
 def brute_force_overlap(old, new, k, release):

@@ -122,6 +122,13 @@ class TestState:
         with pytest.raises(ValueError, match=rf"other settings \({next(iter(other))}: saved"):
             module_of(make_case()).load_state_dict(state)
 
+    def test_a_refused_state_leaves_the_module_as_it_was(self):
+        case = make_case()
+        module = module_of(case)
+        with pytest.raises(ValueError, match="other settings"):
+            module.load_state_dict(EAGC(Subspace(torch.eye(24) * 0.5, 0.1), lambda_p=3.0).state_dict())
+        assert torch.equal(module.matrix, case.matrix) and torch.equal(module.energy_ref, case.energy_ref)
+
     def test_of_another_dimension_is_refused(self):
         with pytest.raises(RuntimeError, match="size mismatch for matrix"):
             module_of(make_case(dim=24)).load_state_dict(module_of(make_case(dim=8)).state_dict())
@@ -202,5 +209,13 @@ def test_errors_at_construction(options, words):
         EAGC(torch.eye(3))
 
 
-def test_warmup_accepts_every_device_without_triton():
-    module_of(make_case()).warmup(64, torch.float32)
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [({"z": torch.ones(40, 16)}, "D=16 but the subspace has D=24"), ({"loss_scale": 2.0, "return_token": True}, "both set the scale")],
+)
+def test_bad_input_does_not_move_the_running_energy_reference(change, words):
+    case = make_case(40, 24)
+    module = module_of(case, energy_momentum=0.5)
+    with pytest.raises(ValueError, match=words):
+        module(**{"z": case.z, "z_ref": None, "mask": case.mask, **change})
+    assert torch.equal(module.energy_ref, case.energy_ref)

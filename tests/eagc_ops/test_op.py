@@ -63,6 +63,16 @@ def test_batch_estimate_without_labelled_rows_projects_nothing(impl, shape):
 def test_zero_lambdas_are_the_base_method_bit_for_bit(impl):
     case = make_case()
     assert torch.equal(gradient(case, impl, lambda_a=0.0, lambda_p=0.0), case.g)
+    case.z_ref[case.mask.nonzero()[0]] = torch.inf  # nobody reads it
+    assert torch.equal(gradient(case, impl, lambda_a=0.0, lambda_p=0.0), case.g)
+
+
+def test_a_given_energy_ref_is_that_of_the_forward(impl):
+    case = make_case()
+    z, value = case.z.clone().requires_grad_(), case.energy_ref.clone()
+    out = eagc_op(z, case.z_ref, case.mask, subspace_of(case), energy_ref=value, impl=impl)
+    value.fill_(1e-3)
+    assert torch.equal(torch.autograd.grad(out, z, case.g)[0], gradient(case, impl))
 
 
 def test_labelled_rows_do_not_see_the_subspace(impl):
@@ -235,6 +245,9 @@ class TestErrors:
             ({"precision": lambda c: "fast"}, ValueError, "precision='fast' is none of"),
             ({"energy_ref": lambda c: torch.ones(2)}, ValueError, r"energy_ref must be a number or a 0-d floating tensor"),
             ({"loss_scale": lambda c: torch.ones(1)}, ValueError, r"loss_scale must be a number or a 0-d floating tensor"),
+            ({"loss_scale": lambda c: float("nan")}, ValueError, "loss_scale=nan must be a finite number >= 0"),
+            ({"loss_scale": lambda c: "x"}, ValueError, "loss_scale='x' must be a finite number >= 0"),
+            ({"energy_ref": lambda c: -3.0}, ValueError, "energy_ref=-3.0 must be a finite number >= 0"),
             ({"loss_scale": lambda c: 2.0, "return_token": lambda c: True}, ValueError, "loss_scale and return_token=True both"),
         ],
         ids=lambda x: "+".join(x) if isinstance(x, dict) else "",
@@ -245,6 +258,13 @@ class TestErrors:
         arguments.update({name: value(case) for name, value in change.items()})
         with pytest.raises(error, match=words):
             eagc_op(**arguments)
+
+    def test_features_of_inference_mode(self):
+        case = make_case()
+        with torch.inference_mode():
+            z_ref = case.z_ref.clone()
+        with pytest.raises(ValueError, match=r"z_ref was made under torch.inference_mode\(\).*torch.no_grad"):
+            eagc_op(case.z.clone().requires_grad_(), z_ref, case.mask, subspace_of(case))
 
     def test_second_derivative(self):
         case = make_case()

@@ -65,6 +65,21 @@ def test_fp32_solve_is_more_accurate_than_the_released_inverse():
     assert Subspace.conceptor(z, dtype=torch.float32).matrix.sub(exact).abs().max() < 1e-5
 
 
+def test_fp32_that_cannot_resolve_the_conceptor_is_refused():
+    z = (torch.nn.functional.layer_norm(features(100, 256), (256,)) * 30).repeat(4, 1)  # rank 100 of 256
+    with pytest.raises(ValueError, match=r"dtype=torch.float32 does not resolve .*aperture=30"):
+        Subspace.conceptor(z, aperture=30.0, dtype=torch.float32)
+    assert torch.linalg.eigvalsh(Subspace.conceptor(z, aperture=30.0).matrix.double()).min() > -1e-6
+
+
+def test_autocast_does_not_narrow_a_fit():
+    for z in (features(10), features(200)):
+        with torch.autocast("cpu", torch.bfloat16):
+            narrow, pca = Subspace.conceptor(z, dtype=torch.float32), Subspace.pca(z, 5, dtype=torch.float32)
+        assert torch.equal(narrow.matrix, Subspace.conceptor(z, dtype=torch.float32).matrix)
+        assert torch.equal(pca.matrix, Subspace.pca(z, 5, dtype=torch.float32).matrix)
+
+
 def test_batches_tensor_and_generator_agree():
     z = features(300)
     whole = Subspace.conceptor(z)
@@ -151,6 +166,7 @@ def test_copies_pickles_moves_and_prints():
         (lambda: Subspace.conceptor(features().log()), ValueError, "features holds NaN"),
         (lambda: Subspace.conceptor(features(10).log()), ValueError, "features holds NaN"),
         (lambda: Subspace.conceptor(features(), dtype=torch.float16), ValueError, "dtype=torch.float16 must be"),
+        (lambda: Subspace.conceptor(features(10), dtype=torch.float16), ValueError, "dtype=torch.float16 must be"),
         (lambda: Subspace.pca(features(), k=25), ValueError, "k=25 must lie between 1 and D=24"),
         (lambda: Subspace(torch.ones(2, 3), 0.5), ValueError, r"matrix must be a floating tensor \(D, D\)"),
         (lambda: Subspace(torch.tensor([[0.5, 0.1], [0.0, 0.5]]), 0.5), ValueError, "matrix must be symmetric"),

@@ -27,6 +27,16 @@ def test_another_matrix_at_the_same_address_is_another_matrix():
     assert (as_dtype(second, torch.float16) == 1).all()
 
 
+def test_writes_that_bump_no_version_are_seen_on_a_cpu():
+    """`.data`, and DDP's broadcast of buffers."""
+    matrix = torch.eye(8)
+    as_dtype(matrix, torch.bfloat16)
+    matrix.data.copy_(torch.eye(8) * 0.25)
+    assert torch.equal(as_dtype(matrix, torch.bfloat16), torch.eye(8, dtype=torch.bfloat16) * 0.25)
+    matrix.data = torch.eye(8) * 0.75
+    assert torch.equal(as_dtype(matrix, torch.bfloat16), torch.eye(8, dtype=torch.bfloat16) * 0.75)
+
+
 def test_a_matrix_of_inference_mode_is_never_remembered():
     """It has no version counter, so a change could not be seen."""
     with torch.inference_mode():

@@ -113,6 +113,29 @@ def test_autotune_times_every_tile_of_the_table(launch):
     assert len(result) == len(timed) >= 5 and all(isinstance(tile, Tile) for tile in result)
 
 
-def test_warmup_leaves_counters_clean_and_needs_no_inputs(launch):
-    launch.warmup(20, 16, torch.float32, torch.device("cpu"))
+def test_warmup_launches_what_a_module_will(launch, monkeypatch):
+    """Both kernels, the module's anchor and tau, with and without z_ref, scale and count, on the module's own matrix."""
+    seen = {"coordinate": [], "labelled_energy": []}
+    for name, calls in seen.items():
+        kernel = getattr(launch, f"{name}_kernel")
+        monkeypatch.setattr(launch, f"{name}_kernel", _Spy(kernel, calls))
+    matrix = torch.eye(16) * 0.5
+    launch.warmup(20, torch.bfloat16, matrix, anchor="sum", tau="uniform")
+    assert len(seen["coordinate"]) == 8 and {c["MEAN"] for c in seen["coordinate"]} == {False}
+    assert {c["UNIFORM"] for c in seen["coordinate"]} == {True}
+    assert {c["UPDATE"] for c in seen["labelled_energy"]} == {True, False}
     assert all((counters == 0).all() for counters in launch._counters.values())
+
+
+class _Spy:
+    """A kernel that notes the constants of its launches."""
+
+    def __init__(self, kernel, calls):
+        self.kernel, self.calls = kernel, calls
+
+    def __getitem__(self, grid):
+        def launch(*args, **constants):
+            self.calls.append(constants)
+            return self.kernel[grid](*args, **constants)
+
+        return launch

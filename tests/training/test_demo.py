@@ -19,7 +19,7 @@ GDC = {"a": [0.30, 0.40, 0.35], "b": [0.25, 0.35, 0.30], "c": [0.20, 0.30, 0.28]
 def records():
     def of(variant, seed):
         values = {"all": ALL[variant][seed], "old": 97.0, "new": ALL[variant][seed] - 5, "gdc_clean": GDC[variant][seed]}
-        return {**values, "gdc_release": GDC[variant][seed] / 2, "soc_release": 0.9, "soc_paper": float("nan"), "seconds": 2.0 + seed}
+        return {**values, "gdc_release": GDC[variant][seed] / 2, "soc_release": float("nan"), "seconds": 2.0 + seed}
 
     return {variant: {seed: of(variant, seed) for seed in range(3)} for variant in "abcde"}
 
@@ -38,7 +38,7 @@ def test_the_tables_hold_means_deviations_and_paired_differences():
         assert name.startswith(f"({variant})")
         assert values[0] == f"{np.mean(ALL[variant]):.1f}±{np.std(ALL[variant], ddof=1):.1f}"
         assert values[3] == f"{np.mean(GDC[variant]):.3f}±{np.std(GDC[variant], ddof=1):.3f}"
-        assert values[head.index("SOC paper")] == "-"  # not measured
+        assert values[head.index("SOC")] == "-"  # not measured
         assert values[-1] == "3.00±1.00"
     assert cells(paired[0]) == head
     for line, variant in zip(paired[1:], "acde"):
@@ -55,7 +55,7 @@ def test_the_conclusions_follow_the_signs():
     said = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ")}
     assert "(c) mixed (2 up, 1 down), (d) up on all 3 seeds, (e) down on all 3 seeds" in said["All"]
     assert "(c) down on all 3 seeds, (d) mixed (1 up, 1 down), (e) down on all 3 seeds" in text
-    assert "(e) unchanged" in text.split("SOC release")[1].splitlines()[0]
+    assert "(e) not measured" in said["SOC"]
     assert "(a)" not in text.split("What they do not show")[0]
     assert "by chance with probability 25%" in text
 
@@ -109,13 +109,13 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
     short = ["-o", str(tmp_path), "--seeds", "1", "--epochs", "1", "--pretrain-epochs", "1", "--jobs", "1"]
     assert main(short) == 0
     out = capsys.readouterr().out
-    assert "3. 2 runs of 1 epochs" in out
+    assert "3. 2 runs, 1 at a time" in out
     for name, folder in (("b", "b-seed0"), ("e", "e-seed0")):
         run = demo.read_run(tmp_path / "runs" / folder)
         found = demo.measures(run)
         (line,) = [line for line in out.split("Paired")[0].splitlines() if line.startswith(f"({name})")]
         assert cells(line)[1:4] == [f"{found[key]:.1f}" for key in ("all", "old", "new")]
-        assert cells(line)[4:8] == [f"{found[key]:.3f}" for key in ("gdc_clean", "gdc_release", "soc_release", "soc_paper")]
+        assert cells(line)[4:7] == [f"{found[key]:.3f}" for key in ("gdc_clean", "gdc_release", "soc_release")]
         assert len(run.lines["diagnosis"]) == 2
         assert all(f"WARNING {folder}: {text}" in out for text in run.result["warnings"])
     assert f"report: {tmp_path / 'report.html'}" in out
@@ -126,7 +126,7 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
     assert main(short) == 0
     again = capsys.readouterr().out
     assert "used again" in again
-    assert "0 runs of 1 epochs, 1 at a time; 2 are finished, used again" in again
+    assert "0 runs, 1 at a time; 2 are finished and used again" in again
     assert again.split("Last epoch")[1].split("report:")[0] == out.split("Last epoch")[1].split("report:")[0]
     assert main([*short, "--epochs", "2"]) == 2  # what is there does not fit, and --fresh is named
     assert "--fresh" in capsys.readouterr().err

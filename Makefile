@@ -26,7 +26,7 @@ install: $(READY)  ## the environment, and this clone in it
 
 test: install  ## all tests: Triton's interpreter first, then everything else and every example in the documentation
 	TRITON_INTERPRET=1 $(PYTEST) tests
-	$(PYTEST) --doctest-modules tests eagc_ops kernels bench training
+	$(PYTEST) tests
 
 test-quick: install  ## the operator's tests only, without the interpreter
 	$(PYTEST) tests/kernels tests/eagc_ops

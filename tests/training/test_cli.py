@@ -1,15 +1,15 @@
 """The command line: three layouts of data through the same options, what it prints and leaves, and how it fails."""
 
 import dataclasses
-import importlib.util
 import json
 import os
 import re
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
+import small_runs
+import test_data_layouts as layouts
 import torch
 
 from eagc_ops.cli import COMMANDS, main
@@ -18,15 +18,6 @@ from eagc_ops.training.checkpoint import load_checkpoint
 from eagc_ops.training.methods import METHODS
 from eagc_ops.training.run import RunFolder
 
-
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-small_runs, layouts = load("small_runs"), load("test_data_layouts")
 pictures = layouts.pictures
 TINY = ["--backbone", "vit_digits", "--image-size", "16", "--device", "cpu", "--epochs", "2", "--reference-epochs", "1"]
 GENTLE = ["--backbone-lr", "0.01", "--head-lr", "0.01"]  # steps that do not blow rounding up
@@ -147,6 +138,8 @@ def test_ten_steps_in_two_processes_are_those_of_one(files, tmp_path):
     assert main(["train", *options, "-o", str(tmp_path / "one")]) == 0
     one, two = (load_checkpoint(tmp_path / name / "last.safetensors")[0] for name in ("one", "two"))
     assert RunFolder.open(tmp_path / "two").facts["steps_per_epoch"] == 10
+    rows = [sum(RunFolder.open(tmp_path / name).metrics()[0]["tau_histogram"]) for name in ("one", "two")]
+    assert 0 < rows[1] < rows[0]  # each process had a share of the unlabelled rows
     assert one.keys() == two.keys()
     start = loop.Loop(RunFolder.open(tmp_path / "one").config).student.state()
     moved = max((one[name] - start[name]).abs().max().item() for name in start)

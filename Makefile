@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-quick gate demo bench lint format clean
+.PHONY: help install test test-quick gate demo bench figures lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -37,7 +37,10 @@ gate: install  ## compile every entry of the launch table for six GPU targets; f
 demo: install  ## the main job: SimGCD with and without EAGC on a small dataset, end to end
 	$(BIN)/eagc demo
 
-bench: install  ## the CPU path against the released formulation, and the conceptor (writes bench/results, then the README figures)
+bench: install  ## throughput and overhead tables, pictures: the short form, into out/bench
+	$(BIN)/eagc bench all --quick -o out/bench
+
+figures: install  ## measure the operator again, and write the README's figures from the results
 	$(BIN)/eagc bench operator -o bench/results/operator.json
 	$(BIN)/python -m eagc_ops.bench.readme
 

@@ -132,7 +132,7 @@ def run_overhead(arguments: argparse.Namespace) -> int:
     from eagc_ops.bench import overhead as tables
 
     rounds = arguments.rounds or (3 if arguments.quick else 9)
-    images = 8 if arguments.quick else 32
+    images = 8 if arguments.quick else 16
     real = {"dataset": arguments.dataset, "root": arguments.root, "split_file": arguments.split_file}
     found = tables.overhead(arguments.backbone, arguments.rows, device(), rounds, images, **real)
     print(f"SimGCD with {arguments.backbone} at 224 pixels, {arguments.rows} rows; median of {rounds} rounds, quartiles in brackets\n")

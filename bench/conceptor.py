@@ -57,13 +57,15 @@ def conceptor_tables(quick: bool, device: torch.device) -> dict[str, Any]:
 
 
 def time_rows(features: Tensor, budget: float) -> list[dict[str, Any]]:
-    runs = {name: lambda way=way: way(features, APERTURE) for name, way in WAYS.items()}
+    refused = {name: reason for name, way in WAYS.items() if isinstance(reason := attempt(way, features, APERTURE), str)}
+    runs = {name: lambda way=way: way(features, APERTURE) for name, way in WAYS.items() if name not in refused}
     timings = interleave(runs, rounds_within(budget, runs, least=3, most=31), clock(features.device), warm_up=0)
     size = {"D": features.shape[1], "N": features.shape[0]}
-    return [
+    rows = [
         {"kind": "measured", **size, "way": name, "seconds": timings[name].spread, "speed_up": ratio(timings["released"], timings[name])}
         for name in runs
     ]
+    return rows + [{"kind": "refused", **size, "way": name, "reason": reason} for name, reason in refused.items()]
 
 
 def quality_rows(features: Tensor, apertures: tuple[float, ...]) -> list[dict[str, Any]]:
@@ -71,18 +73,17 @@ def quality_rows(features: Tensor, apertures: tuple[float, ...]) -> list[dict[st
     rows = []
     for aperture, exact in exact_conceptors(features, apertures):
         for name, way in WAYS.items():
-            try:
-                matrix = way(features, aperture)[0].double()
-            except ValueError:  # refused: fp32 does not resolve this aperture; the table's range of apertures shows it
+            identity = {"D": features.shape[1], "N": features.shape[0], "aperture": aperture, "way": name}
+            found = attempt(way, features, aperture)
+            if isinstance(found, str):
+                rows.append({"kind": "refused", **identity, "reason": found})
                 continue
+            matrix = found.double()
             values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
             rows.append(
                 {
                     "kind": "measured",
-                    "D": features.shape[1],
-                    "N": features.shape[0],
-                    "aperture": aperture,
-                    "way": name,
+                    **identity,
                     "largest_error": (matrix - exact).abs().max().item(),
                     "asymmetry": (matrix - matrix.T).abs().max().item(),
                     "smallest_eigenvalue": values[0].item(),
@@ -90,6 +91,14 @@ def quality_rows(features: Tensor, apertures: tuple[float, ...]) -> list[dict[st
                 }
             )
     return rows
+
+
+def attempt(way: Callable[[Tensor, float], tuple[Tensor, Tensor]], features: Tensor, aperture: float) -> Tensor | str:
+    """S, or why there is none: a fit in fp32 that leaves [0, 1] is refused."""
+    try:
+        return way(features, aperture)[0]
+    except ValueError as error:
+        return str(error)
 
 
 def exact_conceptors(features: Tensor, apertures: tuple[float, ...]) -> Iterator[tuple[float, Tensor]]:
@@ -107,27 +116,36 @@ def exact_conceptors(features: Tensor, apertures: tuple[float, ...]) -> Iterator
 
 
 def time_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    return [
-        {"D": str(r["D"]), "N": str(r["N"]), "way": r["way"], "ms": f"{r['seconds'].median * 1e3:.1f}", "speed-up": str(r["speed_up"])}
-        for r in rows
-    ]
+    lines = []
+    for r in rows:
+        cells = {"ms": "refused", "speed-up": "-"}
+        if r["kind"] == "measured":
+            cells = {"ms": f"{r['seconds'].median * 1e3:.1f}", "speed-up": str(r["speed_up"])}
+        lines.append({"D": str(r["D"]), "N": str(r["N"]), "way": r["way"], **cells})
+    return lines
 
 
 def quality_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """One line per size and way, the worst over the apertures."""
+    """One line per size and way, the worst over the apertures; those that were refused are named."""
     groups: dict[tuple, list[dict[str, Any]]] = {}
     for row in rows:
         groups.setdefault((row["D"], row["N"], row["way"]), []).append(row)
-    return [
-        {
-            "D": str(dim),
-            "N": str(count),
-            "way": way,
-            "apertures": f"{group[0]['aperture']:g}-{group[-1]['aperture']:g}",
-            "largest error, aperture 2": f"{next(r['largest_error'] for r in group if r['aperture'] == APERTURE):.1e}",
-            "worst error": f"{max(r['largest_error'] for r in group):.1e}",
-            "worst asymmetry": f"{max(r['asymmetry'] for r in group):.1e}",
-            "eigenvalues": f"{min(r['smallest_eigenvalue'] for r in group):.1e} to 1{max(r['largest_eigenvalue'] for r in group) - 1:+.1e}",
-        }
-        for (dim, count, way), group in groups.items()
-    ]
+    lines = []
+    for (dim, count, way), group in groups.items():
+        found = [row for row in group if row["kind"] == "measured"]
+        at_two = [f"{row['largest_error']:.1e}" for row in found if row["aperture"] == APERTURE]
+        smallest, largest = min(row["smallest_eigenvalue"] for row in found), max(row["largest_eigenvalue"] for row in found)
+        lines.append(
+            {
+                "D": str(dim),
+                "N": str(count),
+                "way": way,
+                "apertures": f"{group[0]['aperture']:g}-{group[-1]['aperture']:g}",
+                "refused at": ", ".join(f"{row['aperture']:g}" for row in group if row["kind"] == "refused") or "-",
+                "largest error, aperture 2": "".join(at_two) or "-",
+                "worst error": f"{max(row['largest_error'] for row in found):.1e}",
+                "worst asymmetry": f"{max(row['asymmetry'] for row in found):.1e}",
+                "eigenvalues": f"{smallest:.1e} to 1{largest - 1:+.1e}",
+            }
+        )
+    return lines

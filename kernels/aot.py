@@ -21,7 +21,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from . import fused
-from .tiles import FAMILY, SCAN_LIMIT, TABLE, UNEVEN, WIDENED, Tile, chunks, pick
+from .tiles import FAMILY, SCAN_LIMIT, TABLE, WIDENED, Tile, chunks, pick
 
 KERNELS = ("coordinate", "labelled_energy")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -99,7 +99,6 @@ def cases(*, subset: bool = False) -> Iterator[Case]:
             if not arch.startswith("gfx"):  # tf32 is a type of NVIDIA's tensor cores
                 for precision in ("tf32x3", "tf32"):
                     yield Case("coordinate", arch, "fp32", precision, rows, dim, pick(arch, rows, dim, torch.float32, precision))
-        yield Case("labelled_energy", arch, "fp32", "auto", 4096, 1000, UNEVEN.tile(torch.float32))
         yield Case("labelled_energy", arch, "bf16", "high", 4096, 768, WIDENED.tile(torch.float32))
 
 

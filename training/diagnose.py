@@ -68,8 +68,9 @@ class Diagnose(Callback):
         unlabelled, label = loop.features.unlabelled()
         loop.student.train()
         new = unlabelled[label >= loop.data.known]
+        self._line["k"] = k = min(self.k, *old.shape)
         for mode in ("release", "paper"):
-            self._line[f"soc_{mode}"] = subspace_overlap(old, new, min(self.k, *old.shape), mode).item() if len(new) else math.nan
+            self._line[f"soc_{mode}"] = subspace_overlap(old, new, k, mode).item() if len(new) else math.nan
         self._line["seconds"] += time.perf_counter() - started
         loop.folder.log("diagnosis", loop.step + 1, {"epoch": loop.epoch, "position": loop.position, **self._line})
 

@@ -192,19 +192,22 @@ def _table(groups: list[Group]) -> str:
         "labels of the same images and flatters. Seconds per epoch: median of a run, wall clock, without the time for GDC and SOC."
     )
     if measured:
-        note += f" {MEASURE_NOTE}"
+        note += " " + _measure_note(groups)
     return (
         f"<table class=results><thead><tr><th>configuration</th><th>runs</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
         f"<p class=note>{html.escape(note)}</p>"
     )
 
 
-MEASURE_NOTE = (
-    "GDC = 1 - cos of the supervised and the whole gradient of the last block, on training batches: clean takes the supervised gradient "
-    "without EAGC's operator and the gradient that is applied; release has the operator in both, as the released code. SOC: share of the "
-    "energy of novel-class features in the 16 leading directions of labelled features, test transform, novel classes by their true labels: "
-    "release with unit-norm rows centred on the labelled mean, paper with raw features. Numbers are means over the steps measured."
-)
+def _measure_note(groups: list[Group]) -> str:
+    k = " or ".join(str(k) for k in sorted({line["k"] for group in groups for run in group.runs for line in run.lines["diagnosis"]}))
+    return (
+        "GDC = 1 - cos of the supervised and the whole gradient of the last block, on training batches: clean takes the supervised "
+        "gradient without EAGC's operator and the gradient that is applied; release has the operator in both, as the released code. SOC: "
+        f"share of the energy of novel-class features in the {k} leading directions of labelled features, test transform, novel classes by "
+        "their true labels: release with unit-norm rows centred on the labelled mean, paper with raw features. "
+        "Numbers are means over the steps measured."
+    )
 
 
 def _warnings(runs: list[Run]) -> str:
@@ -268,7 +271,7 @@ def _measure_figure(groups: list[Group], problem: str) -> str:
         for i, group in enumerate(groups):
             _curve(axis, i, group, [[(line["step"], _number(line.get(name))) for line in run.lines["diagnosis"]] for run in group.runs])
         axis.set(title=TITLES[name], xlabel="optimiser step")
-    return _figure(figure, measured, f"Gradient deviation and subspace overlap while training. {MEASURE_NOTE} {problem}", groups)
+    return _figure(figure, measured, f"Gradient deviation and subspace overlap while training. {_measure_note(measured)} {problem}", groups)
 
 
 def _quantile_figure(groups: list[Group], problem: str) -> str:

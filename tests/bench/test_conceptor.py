@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from eagc_ops.bench.conceptor import exact_conceptors, quality_rows, quality_table, time_rows
+from eagc_ops.bench import conceptor
+from eagc_ops.bench.conceptor import exact_conceptors, quality_rows, quality_table, time_rows, time_table
 from eagc_ops.bench.inputs import make_features
 
 
@@ -36,3 +37,22 @@ def test_times_are_of_every_way():
     assert [(row["way"], row["D"], row["N"], row["kind"]) for row in rows] == [
         (way, 24, 60, "measured") for way in ("released", "ours", "ours, fp32")
     ]
+
+
+def test_a_refused_fit_is_shown_as_refused(monkeypatch):
+    def refuse_large(features, aperture):
+        if aperture > 10:
+            raise ValueError("does not resolve")
+        return conceptor.released(features, aperture)
+
+    monkeypatch.setitem(conceptor.WAYS, "ours, fp32", refuse_large)
+    rows = quality_rows(make_features(60, 24, torch.Generator().manual_seed(1)), (0.5, 2.0, 100.0))
+    assert [(row["way"], row["aperture"], row["reason"]) for row in rows if row["kind"] == "refused"] == [
+        ("ours, fp32", 100.0, "does not resolve")
+    ]
+    lines = {line["way"]: line["refused at"] for line in quality_table(rows)}
+    assert lines == {"released": "-", "ours": "-", "ours, fp32": "100"}
+    monkeypatch.setattr(conceptor, "APERTURE", 50.0)
+    times = time_rows(make_features(60, 24, torch.Generator().manual_seed(1)), budget=0.01)
+    assert [row["kind"] for row in times] == ["measured", "measured", "refused"]
+    assert time_table(times)[-1]["ms"] == "refused"

@@ -131,7 +131,7 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc):
                 for part in (built.batches.labelled, built.batches.unlabelled)
             )
         z_new = z_unlabelled[built.data.unlabelled.labels.numpy() >= known]
-        assert len(z_new) == 24
+        assert (len(z_new), line["k"]) == (24, 4)
         assert line["soc_paper"] == pytest.approx(overlap(z_old, z_new, 4), abs=1e-5)
         old, new = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (z_old, z_new))
         assert line["soc_release"] == pytest.approx(overlap(old - old.mean(0), new - old.mean(0), 4), abs=1e-5)
@@ -172,7 +172,7 @@ def test_when_it_measures(data, tmp_path):
     lines = measured(tmp_path / "run")
     assert [(line["epoch"], line["position"]) for line in lines] == [(0, 0), (0, 4), (1, 1)]
     assert all(0 <= line[name] <= 2 for line in lines for name in MEASURES)
-    assert all(line["seconds"] > 0 for line in lines)
+    assert all(line["seconds"] > 0 and line["k"] == 16 for line in lines)
 
 
 def test_what_cannot_be_measured_is_said(data, tmp_path):

@@ -35,7 +35,7 @@ def write_run(path, seed, eagc, finished=True, diagnosed=True, warnings=(), **sw
     for epoch, (everything, old, new) in enumerate(rows):
         step, position = 14 * (epoch + 1), 13
         if diagnosed:
-            values = {"gdc_clean": GDC[eagc, seed][epoch], "gdc_release": 0.25, "soc_release": 0.5 + 0.1 * epoch, "soc_paper": 0.75}
+            values = {"gdc_clean": GDC[eagc, seed][epoch], "gdc_release": 0.25, "soc_release": 0.5 + 0.1 * epoch, "soc_paper": 0.75, "k": 12}
             folder.log("diagnosis", step - 6, {"epoch": epoch, "position": 7, **values, "seconds": 2.0})
         line = {"epoch": epoch, "position": position, "loss": 4.0 - epoch, "supervised": 1.0, "unsupervised": 3.0 - epoch}
         if eagc:
@@ -139,7 +139,7 @@ def test_the_page_stands_alone_and_its_figures_are_drawings(written):
     assert len(page.captions) == 5
     assert all("1,797 images: 450 labelled ones of 5 known classes, 1,347 unlabelled ones of 10 classes" in c for c in page.captions)
     assert "k-means" not in page.text
-    assert "16 leading directions" in page.captions[1]
+    assert "12 leading directions" in page.captions[1]
     assert "Seeds of A: 0, 1; B: 0, 1." in page.captions[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import difflib
+import math
 import os
 import sys
 import warnings
@@ -153,7 +154,10 @@ def _name(config: Config) -> str:
 
 
 def _scores(scores: dict[str, Any]) -> str:
-    return "  ".join(f"{name.capitalize()} {'-' if scores[name] is None else f'{scores[name]:.2%}'}" for name in ("all", "old", "new"))
+    def share(value: float | None) -> str:
+        return "-" if value is None or math.isnan(value) else f"{value:.2%}"  # New where no image is new
+
+    return "  ".join(f"{name.capitalize()} {share(scores[name])}" for name in ("all", "old", "new"))
 
 
 def _main_process() -> bool:

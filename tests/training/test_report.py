@@ -35,7 +35,13 @@ def write_run(path, seed, eagc, finished=True, diagnosed=True, warnings=(), **sw
     for epoch, (everything, old, new) in enumerate(rows):
         step, position = 14 * (epoch + 1), 13
         if diagnosed:
-            values = {"gdc_clean": GDC[eagc, seed][epoch], "gdc_release": 0.25, "soc_release": 0.5 + 0.1 * epoch, "soc_paper": 0.75, "k": 12}
+            values = {
+                "gdc_clean": GDC[eagc, seed][epoch],
+                "gdc_release": 0.25,
+                "soc_release": 0.5 + 0.1 * epoch,
+                "soc_paper": 0.75,
+                "k": 12,
+            }
             folder.log("diagnosis", step - 6, {"epoch": epoch, "position": 7, **values, "seconds": 2.0})
         line = {"epoch": epoch, "position": position, "loss": 4.0 - epoch, "supervised": 1.0, "unsupervised": 3.0 - epoch}
         if eagc:

@@ -76,7 +76,7 @@ def pin_process() -> None:
     torch.set_num_threads(1)
     if any(os.environ.get(name) != value for name, value in PINNED.items()):
         sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, "-m", "eagc_ops.cli", *sys.argv[1:]], {**os.environ, **PINNED})
+        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **PINNED})
 
 
 def clock(device: torch.device) -> Callable[[], float]:

@@ -151,6 +151,11 @@ class EAGC(nn.Module):
         new.__setstate__(copy.deepcopy(self.__dict__, memo))
         return new
 
+    def __getstate__(self) -> dict:
+        if self.process_group is not None:
+            raise TypeError("an EAGC with a process group cannot be pickled, a group belongs to its process: save state_dict() instead")
+        return self.__dict__
+
     def __setstate__(self, state: dict) -> None:
         super().__setstate__(state)
         if self.recorder:  # a copy records for itself

@@ -18,6 +18,9 @@ from eagc_ops.kernels import reference
 from eagc_ops.subspace import solve_conceptor
 
 OPTIONS = {"lambda_a": 0.7, "lambda_p": 0.5, "anchor": "mean", "tau": "energy"}
+# The forms of a call: each compiles to another kernel. All but the first are tested at FORM_SHAPE, with half the rows labelled.
+FORMS = {"default": {}, "uniform": {"tau": "uniform"}, "sum": {"anchor": "sum"}, "scaled": {"scale": 0.25, "count": 3.0}, "no anchor": {}}
+FORM_SHAPE = (300, 96)
 SHAPES = ((1, 1), (7, 33), (64, 100), (256, 384), (256, 768), (1000, 768), (300, 1024), (129, 4096), (5000, 768), (65536, 64))
 SMALL_SHAPES = ((1, 1), (7, 33), (40, 64), (64, 100), (48, 768))
 # Allowed error, relative to the largest gradient: a few roundings of the result and of the products.
@@ -29,6 +32,7 @@ TF32_TOLERANCE = 2e-3  # ten mantissa bits in the products
 class Result:
     provider: str
     precision: str
+    form: str
     dtype: torch.dtype
     rows: int
     dim: int
@@ -60,7 +64,7 @@ def main(argv: list[str]) -> int:
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     reason = kernels.why_not_triton(device, torch.float32)
     print(f"device: {name}; torch {torch.__version__}; Triton: {'not tested, ' + reason if reason else 'tested'}")
-    print("provider   precision  dtype       rows     D labelled     error   allowed repeats  result")
+    print("provider   precision  form       dtype       rows     D labelled     error   allowed repeats  result")
     failures = count = 0
     for result in run(device, arguments.repeats):
         count += 1
@@ -68,7 +72,7 @@ def main(argv: list[str]) -> int:
         verdict = "ok" if result.ok else "FAIL: bits differ" if not result.same_bits else "FAIL: error"
         dtype = str(result.dtype).removeprefix("torch.")
         print(
-            f"{result.provider:10} {result.precision:10} {dtype:9} {result.rows:6} {result.dim:5} {result.labelled:8.0%} "
+            f"{result.provider:10} {result.precision:10} {result.form:10} {dtype:9} {result.rows:6} {result.dim:5} {result.labelled:8.0%} "
             f"{result.error:9.1e} {result.allowed:9.1e} {result.repeats:7}  {verdict}"
         )
     print(f"{count - failures} passed, {failures} failed")
@@ -84,10 +88,13 @@ def run(device: torch.device, repeats: int) -> Iterator[Result]:
             if provider == "reference" and device.type == "mps":
                 continue  # no fp64 there
             for precision in precisions(provider, dtype, device):
+                times = repeats if provider == "triton" else 2
+                times = min(times, 3) if interpreted else times
                 for rows, dim in SMALL_SHAPES if interpreted else SHAPES:
                     for labelled in (0.0, 0.5, 1.0):
-                        times = repeats if provider == "triton" else 2
-                        yield check(provider, precision, dtype, rows, dim, labelled, device, min(times, 3) if interpreted else times)
+                        yield check(provider, precision, "default", dtype, rows, dim, labelled, device, times)
+                for form in list(FORMS)[1:]:
+                    yield check(provider, precision, form, dtype, *FORM_SHAPE, 0.5, device, times)
 
 
 def precisions(provider: str, dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
@@ -107,7 +114,7 @@ def conceptor(dim: int) -> torch.Tensor:
 
 
 def check(
-    provider: str, precision: str, dtype: torch.dtype, rows: int, dim: int, labelled: float, device: torch.device, repeats: int
+    provider: str, precision: str, form: str, dtype: torch.dtype, rows: int, dim: int, labelled: float, device: torch.device, repeats: int
 ) -> Result:
     """One case. The running energy reference is checked along with the gradient: its kernel has a last arriver too."""
     generator = torch.Generator().manual_seed(rows * 7919 + dim)
@@ -115,13 +122,18 @@ def check(
     g, z, z_ref = (torch.randn(rows, dim, generator=generator).to(dtype) for _ in range(3))
     mask = torch.rand(rows, generator=generator) < labelled
     z_ref[~mask] = torch.nan
+    z_ref = None if form == "no anchor" else z_ref
+    options = {**OPTIONS, **FORMS[form]}
+    options |= {name: torch.tensor(options[name]) for name in ("scale", "count") if name in options}
     operand = matrix.to(dtype) if provider == "triton" and dtype.itemsize == 2 and precision == "auto" else matrix
     energy_ref = reference.energy_ratio(z.double(), operand.double()).quantile(0.7).float()
-    exact = reference.coordinate(g.double(), z.double(), z_ref.double(), mask, operand.double(), energy_ref.double(), **OPTIONS)[0]
-    inputs = [x.to(device) for x in (g, z, z_ref, mask, matrix, energy_ref)]
+    wide = [x if x is None or x is mask else x.double() for x in (g, z, z_ref, mask, operand, energy_ref)]
+    exact = reference.coordinate(*wide, **options)[0]
+    inputs = [x if x is None else x.to(device) for x in (g, z, z_ref, mask, matrix, energy_ref)]
+    options = {name: value.to(device) if isinstance(value, torch.Tensor) else value for name, value in options.items()}
 
     def once() -> list[torch.Tensor]:
-        out = kernels.coordinate(*inputs, impl=provider, precision=precision, **OPTIONS)
+        out = kernels.coordinate(*inputs, impl=provider, precision=precision, **options)
         running = inputs[5].clone()
         sums, used = kernels.labelled_energy(*inputs[1:2], *inputs[3:5], running, momentum=0.95, impl=provider, precision=precision)
         return [x.nan_to_num(7.0) for x in (*out, sums, used)]
@@ -137,4 +149,4 @@ def check(
     expected = reference.labelled_energy(z.double(), mask, operand.double())[0]
     energy_error = (abs(first[3][0].double().cpu() - expected) / max(expected, 1)).item()
     allowed = TF32_TOLERANCE if precision == "tf32" else TOLERANCE[dtype]
-    return Result(provider, precision, dtype, rows, dim, labelled, max(error, energy_error), allowed, repeats, same)
+    return Result(provider, precision, form, dtype, rows, dim, labelled, max(error, energy_error), allowed, repeats, same)

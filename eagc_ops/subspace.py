@@ -126,6 +126,8 @@ class Subspace:
 
     def __repr__(self) -> str:
         # The trace of a conceptor is its soft rank: how many directions it captures, counted by how much it captures them.
+        if self.matrix.is_meta:  # shapes without values
+            return f"Subspace(dim={self.dim}, device=meta)"
         rank, energy_ref = self.matrix.trace().item(), self.energy_ref.item()
         return f"Subspace(dim={self.dim}, rank {rank:.1f} of {self.dim}, energy_ref={energy_ref:.3f}, device={self.device})"
 

@@ -21,7 +21,8 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from . import fused
-from .tiles import FAMILY, SCAN_LIMIT, TABLE, WIDENED, Tile, chunks, pick
+from .launch import compile_options, constants, operand_dtype
+from .tiles import FAMILY, SCAN_LIMIT, TABLE, WIDENED, Tile, pick
 
 KERNELS = ("coordinate", "labelled_energy")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -52,7 +53,7 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One compilation. `dim` and `rows` are the largest the table entry is asked to serve in practice."""
+    """One compilation. `dim` and `rows` are the largest the table entry is asked to serve in practice; z_ref is of `dtype`, or fp32."""
 
     kernel: str
     arch: str
@@ -61,6 +62,7 @@ class Case:
     rows: int
     dim: int
     tile: Tile
+    wide_ref: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,10 +91,15 @@ def cases(*, subset: bool = False) -> Iterator[Case]:
             for dtype, torch_dtype in DTYPES.items():
                 for kernel in KERNELS:
                     yield Case(kernel, arch, dtype, "auto", rows, dim, pick(arch, rows, dim, torch_dtype))
-        # What the entries do not show: D that no tile divides, and the other precisions.
+        # What the entries do not show: D that no tile divides, a z_ref of fp32 beside half features, and the other precisions.
         for rows, dim in ((256, 100), (4096, 1000), (65536, 4095)):
             for dtype, torch_dtype in DTYPES.items():
-                yield Case("coordinate", arch, dtype, "auto", rows, dim, pick(arch, rows, dim, torch_dtype))
+                for kernel in KERNELS:
+                    yield Case(kernel, arch, dtype, "auto", rows, dim, pick(arch, rows, dim, torch_dtype))
+        for rows, dim in ((256, 768), (65536, 4096)):
+            for dtype in ("bf16", "fp16"):
+                tile = pick(arch, rows, dim, DTYPES[dtype], z_ref_dtype=torch.float32)
+                yield Case("coordinate", arch, dtype, "auto", rows, dim, tile, wide_ref=True)
         for rows, dim in ((256, 768), (4096, 768), (65536, 4096), (65536, 1000)):
             for dtype in ("bf16", "fp16"):
                 yield Case("coordinate", arch, dtype, "high", rows, dim, pick(arch, rows, dim, DTYPES[dtype], "high"))
@@ -109,15 +116,12 @@ def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resour
 
 
 def compile_case(case: Case) -> Resources:
-    hip = case.arch.startswith("gfx")
-    target = GPUTarget("hip", case.arch, 64) if hip else GPUTarget("cuda", int(case.arch[3:]), 32)
-    options = {"num_warps": case.tile.warps, "num_stages": case.tile.stages, "enable_fp_fusion": True}
     # The log of the very ptxas run that makes the binary: asked for through Triton's own switches, past its cache.
     knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
     with contextlib.redirect_stdout(io.StringIO()) as log:
-        compiled = triton.compile(source(case), target=target, options=options)
+        compiled = compiled_kernel(case)
     shared = compiled.metadata.shared
-    if hip:
+    if case.arch.startswith("gfx"):
         assembly = compiled.asm["amdgcn"]
         registers = _number(r"\.vgpr_count:\s+(\d+)", assembly)
         spills = _number(r"\.vgpr_spill_count:\s+(\d+)", assembly) * 4 * LIMITS[case.arch].lanes
@@ -131,6 +135,13 @@ def compile_case(case: Case) -> Resources:
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
     return judge(case, registers, stores, loads, shared, fp64)
+
+
+def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
+    """The kernel as a launch on that GPU would have it compiled."""
+    hip = case.arch.startswith("gfx")
+    target = GPUTarget("hip", case.arch, 64) if hip else GPUTarget("cuda", int(case.arch[3:]), 32)
+    return triton.compile(source(case), target=target, options=compile_options(case.tile))
 
 
 def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64: int) -> Resources:
@@ -154,11 +165,12 @@ def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64
 def source(case: Case) -> ASTSource:
     """The kernel with the argument types a real launch has: aligned pointers, row strides divisible by 16 where D is."""
     kernel = getattr(fused, f"{case.kernel}_kernel")
-    wide = case.precision == "high" or case.dtype == "fp32"
+    matrix = next(name for name, dtype in DTYPES.items() if dtype == operand_dtype(DTYPES[case.dtype], case.precision))
     large = case.rows > SCAN_LIMIT
     types = {
-        **dict.fromkeys(("g_ptr", "z_ptr", "z_ref_ptr", "out_ptr"), f"*{case.dtype}"),
-        "matrix_ptr": "*fp32" if wide else f"*{case.dtype}",
+        **dict.fromkeys(("g_ptr", "z_ptr", "out_ptr"), f"*{case.dtype}"),
+        "z_ref_ptr": "*fp32" if case.wide_ref else f"*{case.dtype}",
+        "matrix_ptr": f"*{matrix}",
         "mask_ptr": "*u8",
         "order_ptr": "*i64" if large else None,
         "unlabelled_ptr": "*i64" if large else None,
@@ -167,24 +179,13 @@ def source(case: Case) -> ASTSource:
         **dict.fromkeys(("rows", "g_stride", "z_stride", "z_ref_stride"), "i32"),
         **dict.fromkeys(("lambda_a", "lambda_p", "momentum"), "fp32"),
     }
-    constants = {
-        "D": case.dim,
-        "MEAN": True,
-        "UNIFORM": False,
-        "UPDATE": True,
-        "DOT": triton.language.dtype("fp32" if wide else case.dtype),
-        "PRECISION": case.precision if case.precision.startswith("tf32") else "ieee",
-        "BLOCK_M": case.tile.block_m,
-        "BLOCK_N": case.tile.block_n,
-        "BLOCK_K": case.tile.block_k,
-        "AMD": case.arch.startswith("gfx"),
-        "CHUNKS": chunks(case.rows),
-    }
+    shared = constants(case.tile, case.rows, DTYPES[case.dtype], case.precision, amd=case.arch.startswith("gfx"))
+    fixed = {"D": case.dim, "MEAN": True, "UNIFORM": False, "UPDATE": True, **shared}
     signature, constexprs, attributes = {}, {}, {}
     for position, name in enumerate(kernel.arg_names):
-        if name in constants or types.get(name, "*fp32") is None:
+        if name in fixed or types.get(name, "*fp32") is None:
             signature[name] = "constexpr"
-            constexprs[(position,)] = constants.get(name)
+            constexprs[(position,)] = fixed.get(name)
             continue
         signature[name] = types.get(name, "*fp32")
         if signature[name].startswith("*") or (name.endswith("stride") and case.dim % 16 == 0):
@@ -199,7 +200,8 @@ def table(results: list[tuple[Case, Resources]]) -> str:
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     for case, found in results:
         tile = case.tile
-        cells = [case.kernel, case.arch, case.dtype, case.precision, case.rows, case.dim, f"{tile.block_m}x{tile.block_n}x{tile.block_k}"]
+        dtype = f"{case.dtype}, z_ref fp32" if case.wide_ref else case.dtype
+        cells = [case.kernel, case.arch, dtype, case.precision, case.rows, case.dim, f"{tile.block_m}x{tile.block_n}x{tile.block_k}"]
         cells += [tile.warps, tile.stages, found.registers, f"{found.spill_stores}/{found.spill_loads}", f"{found.shared / 1024:.1f}"]
         cells += [found.blocks_per_sm, "; ".join(found.problems) or "ok"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")

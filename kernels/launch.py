@@ -43,7 +43,7 @@ def coordinate(
     """As `reference.coordinate` in one launch; energy and tau of labelled rows are NaN. Rows must be non-empty."""
     rows, dim = g.shape
     g, z, z_ref = _with_unit_columns(g), _with_unit_columns(z), None if z_ref is None else _with_unit_columns(z_ref)
-    shape = _Shape(z, matrix, precision, tile)
+    shape = _Shape(z, matrix, precision, tile, None if z_ref is None else z_ref.dtype)
     out = torch.empty((rows, dim), dtype=g.dtype, device=g.device)
     product = out if out.dtype == torch.float32 else torch.empty((rows, dim), dtype=torch.float32, device=g.device)
     energy, weight = torch.empty((2, rows), dtype=torch.float32, device=g.device)
@@ -112,29 +112,42 @@ def autotune(
     return {tile: timer(lambda tile=tile: coordinate(z, z, z, mask, matrix, one, tile=tile, **options)) for tile in tiles}
 
 
+def operand_dtype(dtype: torch.dtype, precision: str) -> torch.dtype:
+    """Of the matrix and of the products, for z in `dtype`."""
+    return torch.float32 if precision == "high" else dtype
+
+
+def constants(tile: Tile, rows: int, dtype: torch.dtype, precision: str, *, amd: bool) -> dict[str, Any]:
+    """The compile-time arguments both kernels share; `aot` compiles with the same ones."""
+    return {
+        "DOT": TRITON_DTYPE[operand_dtype(dtype, precision)],
+        "PRECISION": precision if precision.startswith("tf32") else "ieee",
+        "BLOCK_M": tile.block_m,
+        "BLOCK_N": tile.block_n,
+        "BLOCK_K": tile.block_k,
+        "CHUNKS": chunks(rows),
+        "AMD": amd,
+    }
+
+
+def compile_options(tile: Tile) -> dict[str, Any]:
+    # Fusion is said aloud: the default of Triton changes after 3.9.
+    return {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
+
+
 class _Shape:
     """What a launch needs to know about z: tile, grid, the matrix in the type of the products, scratch for the energy shares."""
 
-    def __init__(self, z: Tensor, matrix: Tensor, precision: str, tile: Tile | None):
+    def __init__(self, z: Tensor, matrix: Tensor, precision: str, tile: Tile | None, z_ref_dtype: torch.dtype | None = None):
         self.rows, self.dim = z.shape
         self.device = z.device
-        operand = torch.float32 if precision == "high" else z.dtype
-        tile = tile or pick(architecture(z.device), self.rows, self.dim, z.dtype, precision)
+        operand = operand_dtype(z.dtype, precision)
+        tile = tile or pick(architecture(z.device), self.rows, self.dim, z.dtype, precision, z_ref_dtype)
         self.matrix = as_dtype(matrix, operand).contiguous()
         self.grid = (triton.cdiv(self.dim, tile.block_n), triton.cdiv(self.rows, tile.block_m))
-        self.options = {
-            # The interpreter cannot multiply bf16: there every operand is widened at load, which is exact.
-            "DOT": tl.float32 if INTERPRETED else TRITON_DTYPE[operand],
-            "PRECISION": precision if precision.startswith("tf32") else "ieee",
-            "BLOCK_M": tile.block_m,
-            "BLOCK_N": tile.block_n,
-            "BLOCK_K": tile.block_k,
-            "CHUNKS": chunks(self.rows),
-            "AMD": torch.version.hip is not None,
-            "num_warps": tile.warps,
-            "num_stages": tile.stages,
-            "enable_fp_fusion": True,  # said aloud: the default of Triton changes after 3.9
-        }
+        self.options = constants(tile, self.rows, z.dtype, precision, amd=torch.version.hip is not None) | compile_options(tile)
+        if INTERPRETED:  # it cannot multiply bf16: there every operand is widened at load, which is exact
+            self.options["DOT"] = tl.float32
 
     def partial(self) -> Tensor:
         return torch.empty((self.grid[0], 2, self.rows), dtype=torch.float32, device=self.device)

@@ -59,17 +59,16 @@ TABLE = (
 )
 
 
-# What costs registers gets one small tile each: D that the table's tiles do not divide (bounds checks), half inputs widened to fp32
-# products, and tf32x3 (three products for one).
-UNEVEN = Entry("any", ANY, ANY, 32, 32, 4, 2)
+# What costs registers gets a small tile: D that the table's tiles do not divide (bounds checks), z_ref in another dtype than z (both
+# widths in flight) and tf32x3 (three products for one); half inputs widened to fp32 products.
+SMALL = Entry("any", ANY, ANY, 16, 32, 4, 3)
 WIDENED = Entry("any", ANY, ANY, 16, 32, 4, 4)
-THREEFOLD = Entry("any", ANY, ANY, 16, 32, 4, 3)
 
 
-def pick(arch: str, rows: int, dim: int, dtype: torch.dtype, precision: str = "auto") -> Tile:
-    """The first entry of the architecture's family that covers the shape. An unknown architecture gets the narrow family's tiles.
+def pick(arch: str, rows: int, dim: int, dtype: torch.dtype, precision: str = "auto", z_ref_dtype: torch.dtype | None = None) -> Tile:
+    """The first entry of the architecture's family that covers the shape. An unknown architecture gets the tiles that ask for least.
 
-    `dtype` is that of z, `precision` as in `eagc_op`.
+    `dtype` is that of z, `z_ref_dtype` that of z_ref where there is one, `precision` as in `eagc_op`.
 
     >>> pick("sm_80", 256, 768, torch.float32)
     Tile(block_m=16, block_n=64, block_k=32, warps=4, stages=4)
@@ -77,10 +76,11 @@ def pick(arch: str, rows: int, dim: int, dtype: torch.dtype, precision: str = "a
     if precision == "high" and dtype != torch.float32:
         return WIDENED.tile(torch.float32)
     if precision == "tf32x3":
-        return THREEFOLD.tile(dtype)
-    family = FAMILY.get(arch, "narrow")
+        return SMALL.tile(dtype)
+    family = FAMILY.get(arch, "cdna" if arch.startswith("gfx") else "narrow")
     tile = next(e for e in TABLE if e.family == family and rows <= e.max_rows and dim <= e.max_dim).tile(dtype)
-    return tile if dim % tile.block_n == 0 and dim % tile.block_k == 0 else UNEVEN.tile(dtype)
+    even = dim % tile.block_n == 0 and dim % tile.block_k == 0 and z_ref_dtype in (None, dtype)
+    return tile if even else SMALL.tile(dtype)
 
 
 SCAN_LIMIT = 4096  # rows up to which every program finds its rows itself; beyond, an ordering is computed first

@@ -45,14 +45,14 @@ def coordinate(
     weight = energy.clone()
     if z_ref is not None:
         labelled = blocks(mask)
-        number = max(sum(map(len, labelled)), 1) if count is None else count.item()
+        number = max(sum(rows.shape[0] for rows in labelled), 1) if count is None else count.item()
         loss_scale = None if scale is None else scale.item()
         step = reference.anchor_scale(number, g.shape[1], lambda_a=lambda_a, anchor=anchor, scale=loss_scale)
         for rows in labelled:
             out.index_add_(0, rows, take(z, rows, dtype).sub_(take(z_ref, rows, dtype)), alpha=step)
     for rows in blocks(~mask):
         if tau == "uniform":
-            row_weight = torch.ones(len(rows), dtype=dtype)
+            row_weight = torch.ones(rows.shape[0], dtype=dtype)
         else:
             row_energy = energy_ratio(take(z, rows, dtype), matrix)
             row_weight = reference.projection_weight(row_energy, energy_mean)
@@ -60,7 +60,7 @@ def coordinate(
         weight.index_copy_(0, rows, row_weight)
         if lambda_p == 0:
             continue
-        active = (row_weight != 0).nonzero().squeeze(1)  # NaN != 0: a non-finite row is not skipped
+        active = (row_weight != 0).nonzero().view(-1)  # NaN != 0: a non-finite row is not skipped
         rows = rows.index_select(0, active)
         weighted = take(g, rows, dtype).mul_(row_weight.index_select(0, active)[:, None])
         out.index_add_(0, rows, weighted @ wide, alpha=-lambda_p)
@@ -84,7 +84,7 @@ def labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
     total = count = 0.0
     for rows in blocks(mask):
         total += energy_ratio(take(z, rows, dtype), matrix).sum().item()
-        count += len(rows)
+        count += rows.shape[0]
     return torch.tensor([total, count], dtype=dtype)
 
 
@@ -98,7 +98,8 @@ def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:
     for panel in derived(matrix, ("panels", z.dtype), lambda matrix: upper_panels(matrix.to(z.dtype))):
         rows = panel.shape[0]
         torch.mm(z[:, :rows], panel, out=products[:, rows - panel.shape[1] : rows])
-    return reference.clamped_ratio(torch.linalg.vecdot(products, z), torch.linalg.vecdot(z, z))
+    total = torch.linalg.vecdot(z, z)
+    return reference.clamped_ratio(products.mul_(z).sum(1), total)  # in place: vecdot would allocate the products once more
 
 
 def upper_panels(matrix: Tensor) -> list[Tensor]:
@@ -118,10 +119,11 @@ def compute_dtype(z: Tensor) -> torch.dtype:
 
 def blocks(mask: Tensor) -> tuple[Tensor, ...]:
     """The indices of the rows where mask is True, at most ROWS_AT_ONCE at a time; none for no rows."""
-    rows = mask.nonzero().squeeze(1)
-    return () if len(rows) == 0 else (rows,) if len(rows) <= ROWS_AT_ONCE else rows.split(ROWS_AT_ONCE)
+    rows = mask.nonzero().view(-1)
+    return () if rows.shape[0] == 0 else (rows,) if rows.shape[0] <= ROWS_AT_ONCE else rows.split(ROWS_AT_ONCE)
 
 
 def take(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """A fresh contiguous copy of some rows in the dtype of the computation."""
-    return x.index_select(0, rows).to(dtype)
+    taken = x.index_select(0, rows)
+    return taken if taken.dtype == dtype else taken.to(dtype)

@@ -219,3 +219,10 @@ def test_bad_input_does_not_move_the_running_energy_reference(change, words):
     with pytest.raises(ValueError, match=words):
         module(**{"z": case.z, "z_ref": None, "mask": case.mask, **change})
     assert torch.equal(module.energy_ref, case.energy_ref)
+
+
+def test_pickling_a_module_with_a_process_group_says_what_to_save_instead():
+    module = module_of(make_case())
+    module.process_group = object()  # any handle
+    with pytest.raises(TypeError, match=r"process group cannot be pickled.*state_dict\(\)"):
+        pickle.dumps(module)

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -18,7 +19,9 @@ def python(*arguments, cwd=None, **environment):
 
 
 def test_wheel_holds_every_room_under_one_name(tmp_path):
-    built = python("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), str(ROOT))
+    source = tmp_path / "source"  # a build leaves folders behind, and would take up those of an earlier one
+    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "out", "runs", "*.egg-info", "__pycache__"))
+    built = python("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), str(source))
     assert built.returncode == 0, built.stderr
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
     tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
@@ -79,10 +82,15 @@ def test_selftest_passes_here_and_fails_on_a_wrong_provider(capsys, monkeypatch)
     assert selftest.main(["--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^\d+ passed, 0 failed$", out, re.MULTILINE)
+    assert all(re.search(rf"^torch +auto +{form} ", out, re.MULTILINE) for form in selftest.FORMS)
     right = torch_path.coordinate
     monkeypatch.setattr(torch_path, "coordinate", lambda *args, **options: right(*args, **{**options, "lambda_p": 0.51}))
     assert selftest.main(["--device", "cpu"]) == 1
     assert "FAIL: error" in capsys.readouterr().out
+    monkeypatch.setattr(torch_path, "coordinate", lambda *args, **options: right(*args, **{**options, "tau": "energy"}))
+    assert selftest.main(["--device", "cpu"]) == 1
+    failed = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
+    assert failed and all("uniform" in line for line in failed)
 
 
 def test_selftest_sees_bits_that_differ(capsys, monkeypatch):

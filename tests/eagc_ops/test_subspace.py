@@ -187,3 +187,8 @@ def test_a_projection_and_the_identity_are_valid_matrices():
     basis = torch.linalg.qr(torch.randn(16, 5))[0]
     assert Subspace(basis @ basis.T, 0.5).dim == 16
     assert Subspace(torch.eye(7, dtype=torch.float64), 1.0).matrix.dtype == torch.float32
+
+
+def test_prints_without_values():
+    """On the meta device there are shapes and no numbers; printing a model there must not ask for any."""
+    assert repr(Subspace(torch.eye(3) * 0.5, 0.5).to("meta")) == "Subspace(dim=3, device=meta)"

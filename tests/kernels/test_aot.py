@@ -69,12 +69,8 @@ def test_a_spilling_tile_is_seen_as_such():
 
 def test_on_amd_every_wave_waits_for_its_stores_before_it_is_counted():
     """A release there covers one wave only; without the wait the last program could read shares that have not arrived."""
-    import triton
-    from triton.backends.compiler import GPUTarget
-
     case = next(case for case in aot.cases() if case.arch == "gfx942")
-    options = {"num_warps": case.tile.warps, "num_stages": case.tile.stages, "enable_fp_fusion": True}
-    lines = triton.compile(aot.source(case), target=GPUTarget("hip", "gfx942", 64), options=options).asm["amdgcn"].splitlines()
+    lines = aot.compiled_kernel(case).asm["amdgcn"].splitlines()
     code = [line.strip() for line in lines if line.strip() and not line.strip().startswith((".", ";"))]
     atomic = next(i for i, line in enumerate(code) if line.startswith("global_atomic_add"))
     barrier = max(i for i, line in enumerate(code[:atomic]) if line.startswith("s_barrier"))
@@ -83,25 +79,26 @@ def test_on_amd_every_wave_waits_for_its_stores_before_it_is_counted():
 
 
 def test_on_nvidia_the_arrival_releases_and_acquires():
-    import triton
-    from triton.backends.compiler import GPUTarget
-
     case = next(case for case in aot.cases() if case.arch == "sm_80")
-    options = {"num_warps": case.tile.warps, "num_stages": case.tile.stages, "enable_fp_fusion": True}
-    lines = triton.compile(aot.source(case), target=GPUTarget("cuda", 80, 32), options=options).asm["ptx"].splitlines()
+    lines = aot.compiled_kernel(case).asm["ptx"].splitlines()
     atomic = next(i for i, line in enumerate(lines) if "atom.global.gpu.acq_rel.add" in line)
     stores = [i for i, line in enumerate(lines[:atomic]) if "st.global" in line]
     assert any("bar.sync" in line for line in lines[max(stores) : atomic])
     assert any("ld.global.cg" in line for line in lines[atomic:])
 
 
-@pytest.mark.parametrize("arch", [*FAMILY, "sm_130", "interpreter"])
+@pytest.mark.parametrize("arch", [*FAMILY, "sm_130", "gfx1100", "interpreter"])
 def test_every_shape_has_a_tile(arch):
     for rows in (1, 256, 512, 513, 2048, 2049, 65536):
         for dim in (1, 100, 384, 768, 1024, 4096):
             for dtype in (torch.float32, torch.bfloat16):
                 tile = pick(arch, rows, dim, dtype)
                 assert min(tile[:3]) >= 16  # tl.dot takes no less
+
+
+def test_an_unknown_architecture_gets_the_tiles_of_its_maker():
+    assert pick("gfx1100", 256, 768, torch.float32) == pick("gfx942", 256, 768, torch.float32)
+    assert pick("sm_130", 256, 768, torch.float32) == pick("sm_120", 256, 768, torch.float32)
 
 
 @pytest.mark.parametrize("rows", [1, 63, 64, 65, 1000, 4096])

@@ -7,7 +7,8 @@ import torch
 from operator_cases import OPTIONS, assert_close_to_oracle, assert_exercised, make_case
 
 from eagc_ops.kernels import reference
-from eagc_ops.kernels.tiles import Tile
+from eagc_ops.kernels.tiles import SMALL as SMALL_ENTRY
+from eagc_ops.kernels.tiles import Tile, pick
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("poisoned_memory")]
 SMALL = Tile(block_m=16, block_n=16, block_k=16, warps=4, stages=1)
@@ -102,6 +103,57 @@ def test_more_rows_than_the_kernel_looks_through_itself(launch):
     )
 
 
+def test_addresses_beyond_32_bits(launch, monkeypatch):
+    """Four rows that lie 2^30 elements apart: from the third on, row times stride does not fit an int32. Only their pages exist."""
+    case = make_case(4, 16, dtype=torch.float16)
+    mask = torch.tensor([True, False, True, False])
+    monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
+    apart = torch.empty((4, (1 << 30) + 48), dtype=torch.float16)
+    rows = case.g, case.z, torch.randn(4, 16).half()
+    far = [apart[:, i * 16 : i * 16 + 16].copy_(x) for i, x in enumerate(rows)]
+    assert far[0].stride(0) * 3 > 2**31
+    near = launch.coordinate(*rows, mask, case.matrix, case.energy_ref, tile=SMALL, **OPTIONS)
+    for mine, expected in zip(launch.coordinate(*far, mask, case.matrix, case.energy_ref, tile=SMALL, **OPTIONS), near):
+        assert torch.equal(mine.nan_to_num(7.0), expected.nan_to_num(7.0))
+    used = [launch.labelled_energy(z, mask, case.matrix, torch.tensor(0.3), momentum=0.9, update=True)[1] for z in (far[1], case.z)]
+    assert torch.equal(*used)
+
+
+@pytest.mark.parametrize(
+    ("precision", "dtype", "expected"),
+    [
+        ("auto", torch.float32, {"PRECISION": "ieee", "DOT": "fp32"}),
+        ("tf32x3", torch.float32, {"PRECISION": "tf32x3", "DOT": "fp32"}),
+        ("auto", torch.bfloat16, {"PRECISION": "ieee", "DOT": "bf16"}),
+        ("high", torch.float16, {"PRECISION": "ieee", "DOT": "fp32"}),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("hip", [None, "7.0"])
+def test_a_launch_on_a_gpu_has_the_constants_it_was_compiled_with(launch, monkeypatch, precision, dtype, expected, hip):
+    """What `aot` compiles is what is launched: the constants of a launch, the device's vendor included."""
+    calls = []
+    monkeypatch.setattr(launch, "coordinate_kernel", _Spy(None, calls))
+    monkeypatch.setattr(launch, "INTERPRETED", False)
+    monkeypatch.setattr(torch.version, "hip", hip)
+    case = make_case(20, 32, dtype=dtype)
+    launch.coordinate(*case.inputs(), precision=precision, **OPTIONS)
+    (found,) = calls
+    tile = pick("interpreter", 20, 32, dtype, precision)
+    assert found["AMD"] == (hip is not None) and found["PRECISION"] == expected["PRECISION"] and str(found["DOT"]) == expected["DOT"]
+    assert (found["BLOCK_M"], found["num_warps"], found["num_stages"]) == (tile.block_m, tile.warps, tile.stages)
+
+
+def test_a_reference_of_another_dtype_gets_the_small_tile(launch, monkeypatch):
+    calls = []
+    monkeypatch.setattr(launch, "coordinate_kernel", _Spy(None, calls))
+    case = make_case(3000, 64, dtype=torch.bfloat16)
+    g, z, z_ref, *rest = case.inputs()
+    launch.coordinate(g, z, z_ref, *rest, **OPTIONS)
+    launch.coordinate(g, z, z_ref.float(), *rest, **OPTIONS)
+    assert [call["BLOCK_M"] for call in calls] == [64, SMALL_ENTRY.block_m]
+
+
 def test_autotune_times_every_tile_of_the_table(launch):
     timed = []
 
@@ -128,7 +180,7 @@ def test_warmup_launches_what_a_module_will(launch, monkeypatch):
 
 
 class _Spy:
-    """A kernel that notes the constants of its launches."""
+    """Notes the constants of a kernel's launches, and launches it unless it is None."""
 
     def __init__(self, kernel, calls):
         self.kernel, self.calls = kernel, calls
@@ -136,6 +188,6 @@ class _Spy:
     def __getitem__(self, grid):
         def launch(*args, **constants):
             self.calls.append(constants)
-            return self.kernel[grid](*args, **constants)
+            return self.kernel[grid](*args, **constants) if self.kernel else None
 
         return launch

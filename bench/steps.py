@@ -21,6 +21,7 @@ from eagc_ops.bench.hooks import HookCoordinator
 from eagc_ops.bench.inputs import MOMENTUM, OPTIONS, make_features
 from eagc_ops.bench.memory import Memory, measure_step, optimiser_state, resident, size
 from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.kernels.copies import copies_of
 from eagc_ops.training.backbones import load_backbone
 from eagc_ops.training.config import resolve
 from eagc_ops.training.data import Batch
@@ -179,7 +180,10 @@ class Step:
                 parameter.grad = torch.zeros_like(parameter)
         self.optimiser.step()
         self.optimiser.zero_grad()
-        device, held = self.setting.device, [*resident(self.model), *optimiser_state(self.optimiser)]
+        self()  # a first step makes what all others find: the copies of S that the operator works with
+        copies = copies_of(self.model.eagc.matrix) if getattr(self.model, "eagc", None) else []
+        model = [*resident(self.model), *copies]
+        device, held = self.setting.device, [*model, *optimiser_state(self.optimiser)]
         inputs = [*self.setting.batch.views, *self.setting.batch.rows[:3], self.setting.batch.labelled_rows]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -187,7 +191,7 @@ class Step:
             strangers = torch.cuda.memory_allocated(device) - size(held)
         saved, alive = measure_step(self.loss, self.finish, held, inputs)
         peak = torch.cuda.max_memory_allocated(device) - strangers if device.type == "cuda" else size(held) + alive
-        return Memory(size(resident(self.model)), size(optimiser_state(self.optimiser)), saved, peak)
+        return Memory(size(model), size(optimiser_state(self.optimiser)), saved, peak)
 
 
 class ReleasedStudent(nn.Module):

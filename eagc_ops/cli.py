@@ -11,6 +11,7 @@ COMMANDS = {
     "train": ("eagc_ops.training.cli:train", "train", "train a method on a data set, with EAGC or without it"),
     "evaluate": ("eagc_ops.training.cli:evaluate", "train", "All / Old / New of a run's weights"),
     "report": ("eagc_ops.training.cli:report", "train", "one HTML page about some runs: curves, energies, mean and std over seeds"),
+    "table": ("eagc_ops.training.table_cli", "train", "a table of the paper: trains what is missing, writes it beside the paper's values"),
     "data": ("eagc_ops.training.cli:data", "train", "check a data set on disk (eagc data verify)"),
     "selftest": ("eagc_ops.selftest", "", "compare every provider with the fp64 reference on this device; GPU users run it first"),
     "estimate-k": ("eagc_ops.training.estimate_k", "train", "estimate the number of classes of a data set (Brent or bisection)"),

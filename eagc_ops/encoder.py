@@ -76,8 +76,12 @@ class AnchoredEncoder(nn.Module):
         tokens = x if x.ndim == 3 else self.trunk(x, pixel_grad=pixel_grad)
         return self.student(tokens), None if self.reference is None else self.anchor(tokens, labelled_rows)
 
-    def trunk(self, images: Tensor, *, pixel_grad: bool = False) -> Tensor:
-        """Tokens (B, N, D) that enter block `grad_from_block`; no graph is kept unless `pixel_grad` lets gradients reach the images."""
+    def trunk(self, images: Tensor, *, pixel_grad: bool | None = False) -> Tensor:
+        """Tokens (B, N, D) that enter block `grad_from_block`; no graph is kept unless `pixel_grad` lets gradients reach the images.
+
+        None: where the images require it. Images that the caller does not hold on to are freed once they are patches.
+        """
+        pixel_grad = images.requires_grad if pixel_grad is None else pixel_grad
         for name, parameter in self.vit.named_parameters():
             if parameter.requires_grad and not self._in_tail(name):
                 raise RuntimeError(
@@ -88,11 +92,13 @@ class AnchoredEncoder(nn.Module):
             raise ValueError("images require grad but pixel_grad=False would cut their gradient: pass pixel_grad=True, or images.detach()")
         vit = self.vit
         with torch.set_grad_enabled(pixel_grad and torch.is_grad_enabled()):
-            x = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
+            x = vit.patch_embed(images)
+            del images
+            x = vit.norm_pre(vit.patch_drop(vit._pos_embed(x)))
             return self._run(vit.blocks[: self.grad_from_block], x)
 
     def student(self, tokens: Tensor) -> Tensor:
-        """z (B, D) of the trainable tail."""
+        """z (B, D) of the student's tail."""
         return self._feature(self.tail, tokens)
 
     @torch.no_grad()
@@ -134,8 +140,18 @@ class AnchoredEncoder(nn.Module):
 
     @property
     def tail(self) -> nn.Sequential:
-        """The trainable blocks."""
+        """The blocks above the trunk."""
         return self.vit.blocks[self.grad_from_block :]
+
+    def train_last(self, blocks: int) -> None:
+        """Make the last `blocks` blocks trainable and freeze the tail before them. A new encoder trains its whole tail.
+
+        For a student that trains fewer blocks than its reference model does, or more: the tail must hold the blocks of both.
+        """
+        if not (isinstance(blocks, int) and 1 <= blocks <= len(self.tail)):
+            raise ValueError(f"blocks={blocks!r}: the tail has {len(self.tail)} blocks, the rest of the ViT is the shared trunk")
+        for i, block in enumerate(self.tail):
+            block.requires_grad_(i >= len(self.tail) - blocks)
 
     def tail_state(self) -> dict[str, Tensor]:
         """A copy of the student's tail, named as in the ViT (`blocks.11.norm1.weight`)."""

@@ -33,6 +33,12 @@ def derived(matrix: Tensor, key: Hashable, make: Callable[[Tensor], T]) -> T:
     return found[key]
 
 
+def copies_of(matrix: Tensor) -> list[Tensor]:
+    """All that is kept of a matrix now, for whoever counts memory."""
+    _, found = _derived.get(matrix, (None, {}))
+    return [copy for kept in found.values() for copy in (kept if isinstance(kept, list) else [kept])]
+
+
 def as_dtype(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     """The matrix in another dtype; itself where it has it already."""
     return matrix if matrix.dtype == dtype else derived(matrix, dtype, lambda matrix: matrix.to(dtype).contiguous())

@@ -10,6 +10,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -83,6 +84,7 @@ def train(argv: list[str]) -> int:
         parser.error("--resume continues in the folder of the run: leave --output out")
     config = None if run is not None else config_from_arguments(argparse.Namespace(**given))
     from eagc_ops.training import loop  # Accelerate and timm take seconds to import: --help and wrong options do not wait for them
+    from eagc_ops.training.pretrain import with_encoder
 
     if config is None:
         if _main_process() and (run / "result.json").exists():
@@ -90,6 +92,9 @@ def train(argv: list[str]) -> int:
         result = loop.resume(run, **given)
     else:
         run = output or RUNS / _name(config)
+        if "weights" not in given and config.dataset == "digits":
+            loop.Loop(replace(config, trunk_cache=None))  # what is wrong with the settings shows before a minute of pretraining
+            config = with_encoder(config, run.parent, print if _main_process() else lambda _: None)
         result = loop.train(config, run)
     if _main_process():
         epochs = sorted(("last", "best"), key=lambda which: which != result["headline"])
@@ -119,14 +124,20 @@ def evaluate(argv: list[str]) -> int:
 
 @command("eagc report")
 def report(argv: list[str]) -> int:
-    """One self-contained HTML page about some runs: curves, energies, GDC and SOC where measured, mean and std over seeds."""
+    """One self-contained HTML page about some runs: curves, energies, diagnoses, mean and std over seeds; pictures of weights if asked."""
     parser = Parser(prog="eagc report", description=report.__doc__)
     parser.add_argument("runs", type=Path, nargs="+", metavar="RUN", help="folder of a run; runs that differ only in the seed are averaged")
     parser.add_argument("-o", "--output", type=Path, default=Path("out"), metavar="FOLDER", help="where report.html is written [out]")
-    given = parser.parse_args(argv)
+    line = "also draw what needs data and weights: energies and tau of whole sets, conceptor spectrum, t-SNE, attention maps; the options "
+    parser.add_argument("--pictures", action="store_true", help=line + "below say where these are, if they have moved")
+    add_config_arguments(parser, MOVED)
+    given = vars(parser.parse_args(argv))
+    runs, output, pictures = (given.pop(name) for name in ("runs", "output", "pictures"))
+    if given and not pictures:
+        parser.error(f"--{next(iter(given)).replace('_', '-')} is for --pictures: without them no data and no weights are read")
     from eagc_ops.training.report import write_report
 
-    print(f"report: {write_report(given.runs, given.output)}")
+    print(f"report: {write_report(runs, output, pictures=pictures, **given)}")
     return 0
 
 

@@ -15,7 +15,8 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from tqdm import tqdm
+
+from eagc_ops.training.progress import bar as progress_bar
 
 __all__ = ["Clusters", "kmeans_plus_plus", "semi_supervised_kmeans"]
 
@@ -51,7 +52,10 @@ def semi_supervised_kmeans(
     stages = ("capacity", "plain") if cluster_size is not None else ("plain",)
     total = restarts * len(stages) * iterations
     # Under autocast the products would be rounded to 16 bits.
-    with torch.autocast(points.device.type, enabled=False), tqdm(total=total, desc=progress, leave=False, disable=progress is None) as bar:
+    with (
+        torch.autocast(points.device.type, enabled=False),
+        progress_bar(total=total, desc=progress, leave=False, shown=progress is not None) as bar,
+    ):
         task = _Task(points, fixed, k)
         best: Clusters | None = None
         for _ in range(restarts):

@@ -17,16 +17,18 @@ import operator
 import types
 from collections.abc import Collection
 from dataclasses import Field, asdict, dataclass, field, fields
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
 
 
 class ConfigError(ValueError):
     """A configuration that cannot be used; the message is one line that names the key, the value and the remedy."""
 
 
-def option(default: Any, help: str, *, at_least: float | None = None, above: float | None = None, below: float | None = None) -> Any:
-    """A configuration field with its help text and its allowed range."""
-    return field(default=default, metadata={"help": help, "at_least": at_least, "above": above, "below": below})
+def option(
+    default: Any, help: str, *, at_least: float | None = None, above: float | None = None, below: float | None = None, words: str = ""
+) -> Any:
+    """A configuration field with its help text and its allowed range. `words`: a text of several such words on the command line."""
+    return field(default=default, metadata={"help": help, "at_least": at_least, "above": above, "below": below, "words": words})
 
 
 @dataclass(frozen=True)
@@ -43,7 +45,9 @@ class Config:
     split_file: str | None = option(None, "class split of SSB data sets or of a plain image folder")
     image_size: int | None = option(None, "side of the square input in pixels; none: the data set's own", at_least=1)
     backbone: str = option("dino_vitb16", "ViT encoder: dino_vitb16, dinov2_vitb14_reg4, vit_digits or a timm name")
-    weights: str | None = option(None, "pretrained weights of the backbone (.pth or .safetensors); none: random, keyed by the seed")
+    weights: str | None = option(
+        None, "pretrained weights of the backbone (.pth or .safetensors); none: random, by the seed; digits: made if not given"
+    )
     k: int | Literal["estimate"] | None = option(
         None, "number of classes, known and novel, to train for; 'estimate': found before training; none: the true number", at_least=1
     )
@@ -53,8 +57,13 @@ class Config:
     eagc: bool = option(True, "coordinate gradients between encoder and head; changes nothing else")
     lambda_a: float = option(0.7, "strength of the anchor term on labelled rows (AGA)", at_least=0)
     lambda_p: float = option(0.5, "strength of the projection of unlabelled rows (EEP)", at_least=0)
+    subspace: Literal["conceptor", "pca"] = option("conceptor", "known-class subspace: conceptor, or pca_k principal directions (ablation)")
     aperture: float = option(2.0, "aperture eta of the conceptor", above=0)
+    pca_k: int = option(16, "directions of the subspace 'pca'", at_least=1)
     anchor: Literal["mean", "sum"] = option("mean", "anchor term divided by labelled rows times D (released numbers), or as printed")
+    alignment: Literal["gradient", "proximal", "gram", "relation"] = option(
+        "gradient", "labelled features are held to the reference model by the anchor term (AGA), or by a loss of weight lambda_a instead"
+    )
     tau: Literal["energy", "uniform"] = option("energy", "projection weight by energy, or 1 for every unlabelled row (ablation)")
     energy_momentum: float | None = option(None, "EMA momentum of the labelled mean energy; none: fixed", at_least=0, below=1)
 
@@ -65,6 +74,7 @@ class Config:
     mlp_head_layers: int = option(0, "layers of the extra MLP between encoder and heads (0, 1 or 2)", at_least=0)
 
     # The reference model, trained once on labelled data
+    reference_blocks: int | None = option(None, "last blocks that the reference model trains; none: as trainable_blocks", at_least=1)
     reference_epochs: int = option(30, "epochs of the reference model", at_least=1)
     reference_batch_size: int = option(32, "images per batch of the reference model", at_least=1)
     reference_lr: float = option(0.02, "learning rate of the reference model, cosine to a thousandth", above=0)
@@ -90,6 +100,11 @@ class Config:
     workers: int = option(0, "data loader processes; the draws do not depend on them", at_least=0)
     log_every: int = option(20, "steps between log lines; values are read from the device only then", at_least=1)
     checkpoint_every: int = option(0, "steps between checkpoints inside an epoch; 0: at the end of every epoch", at_least=0)
+    diagnose: str | None = option(
+        None,
+        "measure gradient entanglement while training: GDC, SOC, rho, mixed gradients; every=N steps=N parameters=block|all k=N",
+        words="KEY=VALUE",
+    )
     headline: Literal["last", "best"] = option("last", "epoch reported first, the other beside it; best is chosen with the truth of U")
 
     def __post_init__(self) -> None:
@@ -100,11 +115,27 @@ class Config:
             raise ConfigError(f"mlp_head_layers={self.mlp_head_layers}: the release knows 0, 1 and 2")
         if self.batch_size % self.accumulation:
             raise ConfigError(f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}")
+        if self.alignment != "gradient" and not self.has_operator:
+            raise ConfigError(
+                f"alignment={self.alignment!r} stands in for the anchor term of EAGC, but the operator takes no part in this run: leave it "
+                "out, or turn EAGC on (lambda_p=0 leaves the loss alone)"
+            )
+        if self.alignment != "gradient" and self.anchor == "sum":
+            raise ConfigError(f"anchor='sum': alignment={self.alignment!r} replaces the anchor term, and is a mean; leave one of them out")
+        if self.diagnose is not None:
+            read_diagnosis(self.diagnose)
+            if self.accumulation > 1:
+                raise ConfigError(f"accumulation={self.accumulation}: gradients of one whole batch are compared; set it to 1 to diagnose")
 
     @property
     def has_operator(self) -> bool:
         """Whether EAGC's operator takes part in this run. SPTNet's "EAGC" can also be its start alone."""
         return self.eagc
+
+    @property
+    def blocks_of_reference(self) -> int:
+        """Last blocks that the reference model trains."""
+        return self.trainable_blocks if self.reference_blocks is None else self.reference_blocks
 
     @classmethod
     def recipe(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
@@ -146,6 +177,36 @@ def config_class(method: str) -> type[Config]:
     if method not in METHODS:
         raise ConfigError(f"method={method!r}: choose from {', '.join(sorted(METHODS))}")
     return METHODS[method].Config
+
+
+class Diagnosis(NamedTuple):
+    """What the text `diagnose` asks for."""
+
+    every: int = 1  # measure at optimiser steps 0, every, 2 * every, ...
+    steps: int | None = None  # below this step; None: to the end
+    parameters: str = "block"  # whose gradients: "block" the last one, as the released code; "all" that are trained, as the paper
+    k: int = 16  # directions of SOC
+
+
+def read_diagnosis(text: str) -> Diagnosis:
+    """The settings in a text of key=value words; what is left out has its default.
+
+    >>> read_diagnosis("every=10 steps=200")
+    Diagnosis(every=10, steps=200, parameters='block', k=16)
+    """
+    found: dict[str, Any] = {}
+    for word in text.split() or [""]:
+        name, _, value = word.partition("=")
+        if name not in Diagnosis._fields or not value:
+            raise ConfigError(f"diagnose={text!r}: {word!r} is none of every=N, steps=N, parameters=block|all, k=N")
+        if name in found:
+            raise ConfigError(f"diagnose={text!r}: {name} is given twice")
+        if name == "parameters" and value not in ("block", "all"):
+            raise ConfigError(f"diagnose={text!r}: parameters={value!r}: choose from block, all")
+        if name != "parameters" and not (value.isdecimal() and int(value) >= 1):
+            raise ConfigError(f"diagnose={text!r}: {name}={value!r}: expected a whole number >= 1")
+        found[name] = value if name == "parameters" else int(value)
+    return Diagnosis(**found)
 
 
 def to_json(config: Config) -> dict[str, Any]:
@@ -246,7 +307,34 @@ def _add_option(group: Any, name: str, cls: type[Config], choices: list[str] | N
     else:
         settings["type"] = _reader(kinds)
         settings["metavar"] = {int: "N", float: "X", str: "TEXT"}[kinds[0]]
+    if f.metadata.get("words"):
+        settings |= {"nargs": "+", "action": _OneText, "metavar": f.metadata["words"]}
+    if name == "eagc":
+        settings |= {"action": _OnOff, "choices": ("init", "on"), "metavar": "init|on"}
     group.add_argument("--" + name.replace("_", "-"), **settings)
+
+
+class _OnOff(argparse.BooleanOptionalAction):
+    """--eagc and --no-eagc; `--eagc init` and `--eagc on` also say which of SPTNet's two ways is meant (its setting sptnet_eagc)."""
+
+    def __init__(self, *args: Any, **settings: Any) -> None:
+        choices, metavar = settings.pop("choices"), settings.pop("metavar")
+        super().__init__(*args, **settings)
+        self.nargs, self.choices, self.metavar = "?", choices, metavar
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        if values and option == "--no-eagc":
+            parser.error(f"--no-eagc takes no value, got {values!r}")
+        super().__call__(parser, namespace, values, option)
+        if values:
+            namespace.sptnet_eagc = values
+
+
+class _OneText(argparse.Action):
+    """The words after the option become one text."""
+
+    def __call__(self, parser: argparse.ArgumentParser, namespace: argparse.Namespace, values: Any, option: str | None = None) -> None:
+        setattr(namespace, self.dest, None if values == [None] else " ".join(map(str, values)))
 
 
 def _reader(kinds: tuple) -> Any:

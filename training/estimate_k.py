@@ -17,12 +17,12 @@ from scipy.optimize import minimize_scalar
 from sklearn.cluster import KMeans
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.batches import Batches
 from eagc_ops.training.config import ConfigError, add_config_arguments, config_from_arguments
 from eagc_ops.training.evaluation import accuracy
+from eagc_ops.training.progress import bar as progress_bar
 from eagc_ops.training.reference import trunk_tokens
 
 LARGEST, RESTARTS = 1000, 10  # the published search; scikit-learn's own default of restarts has changed from 10 to 1
@@ -64,7 +64,7 @@ def estimate_k(
     if largest <= known:
         raise ValueError(f"largest={largest}: with {known} known classes the search needs a larger end")
     points, truth, tried = F.normalize(features.float(), dim=1).cpu().numpy(), label.cpu()[labelled], {}
-    with tqdm(desc=f"K in {known} .. {largest}", unit="k-means", disable=not progress) as bar:
+    with progress_bar(desc=f"K in {known} .. {largest}", unit="k-means", shown=progress) as bar:
 
         @functools.cache
         def score(k: int) -> float:
@@ -111,10 +111,13 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--largest", type=int, default=LARGEST, metavar="N", help=f"largest K [{LARGEST}]")
     parser.add_argument("--restarts", type=int, default=RESTARTS, metavar="N", help=f"restarts of every k-means [{RESTARTS}]")
     arguments = parser.parse_args(argv)
+    from eagc_ops.training.cli import RUNS
     from eagc_ops.training.loop import Loop  # imports this module for --k estimate
+    from eagc_ops.training.pretrain import with_encoder
 
     try:
-        loop = Loop(config_from_arguments(argparse.Namespace(**vars(arguments), batch_size=2)))  # not used, but must fit a small data set
+        config = config_from_arguments(argparse.Namespace(**vars(arguments), batch_size=2))  # not used, but must fit a small data set
+        loop = Loop(config if hasattr(arguments, "weights") else with_encoder(config, RUNS))
         features, label = all_features(loop.student.encoder, loop.batches)
         found = estimate_k(
             features, label, loop.data.known, search=arguments.search, largest=arguments.largest, restarts=arguments.restarts, progress=True

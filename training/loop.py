@@ -28,19 +28,22 @@ from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.backbones import load_backbone
 from eagc_ops.training.batches import VIEWS, batches
 from eagc_ops.training.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
-from eagc_ops.training.config import Config, ConfigError, to_json
+from eagc_ops.training.config import Config, ConfigError, read_diagnosis, to_json
 from eagc_ops.training.data import Batch, GCDData, draw_key, open_data
 from eagc_ops.training.estimate_k import all_features, estimate_k
 from eagc_ops.training.evaluation import Accuracy, accuracy
 from eagc_ops.training.methods import METHODS, Problem, Rows
+from eagc_ops.training.methods.losses import gram_distillation, proximal, relation_distillation
+from eagc_ops.training.progress import bar as progress_bar
 from eagc_ops.training.reference import known_subspace, reference_key, stored, train_reference
 from eagc_ops.training.run import RunFolder, finite
 from eagc_ops.training.student import Student, StudentBatch, StudentFeatures
 
 # May change when a run is resumed: what the files hold and what is computed stays the same.
-MACHINE = ("root", "split_file", "weights", "init", "device", "workers", "trunk_cache", "log_every", "checkpoint_every")
+MACHINE = ("root", "split_file", "weights", "init", "device", "workers", "trunk_cache", "log_every", "checkpoint_every", "diagnose")
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)  # of energy and tau in the log
 BINS = 20  # of their histograms over [0, 1]
+ALIGNMENTS = {"proximal": proximal, "gram": gram_distillation, "relation": relation_distillation}  # losses in place of the anchor term
 TAU_NEAR_ZERO, ALMOST_EVERY_ROW = 0.01, 0.95
 PROGRESS = ("epoch", "position", "last", "best", "faults", "tau_near_zero")  # attributes of `Loop` that a checkpoint keeps
 
@@ -127,9 +130,14 @@ class Loop:
         self.data = data = open_data(config.dataset, config.root, split_file=config.split_file, image_size=config.image_size)
         with _seeded(config.seed, -1, 1):
             vit = load_backbone(config.backbone, config.weights, image_size=data.image_size, channels=data.channels)
-        if config.trainable_blocks > len(vit.blocks):
-            raise ConfigError(f"trainable_blocks={config.trainable_blocks}: {config.backbone} has only {len(vit.blocks)} blocks")
-        encoder = AnchoredEncoder(vit, len(vit.blocks) - config.trainable_blocks, cls_only=config.cls_only)
+        for name, blocks in (("trainable_blocks", config.trainable_blocks), ("reference_blocks", config.blocks_of_reference)):
+            if blocks > len(vit.blocks):
+                raise ConfigError(f"{name}={blocks}: {config.backbone} has only {len(vit.blocks)} blocks")
+        if config.subspace == "pca" and config.pca_k > (most := min(vit.embed_dim, len(data.labelled))):
+            raise ConfigError(f"pca_k={config.pca_k}: {len(data.labelled)} labelled images and D={vit.embed_dim} allow at most {most}")
+        # The tail holds what student or reference train: below it they are the same.
+        encoder = AnchoredEncoder(vit, len(vit.blocks) - max(config.trainable_blocks, config.blocks_of_reference), cls_only=config.cls_only)
+        encoder.train_last(config.trainable_blocks)
         problem = Problem(
             dim=vit.embed_dim,
             known=data.known,
@@ -170,6 +178,7 @@ class Loop:
     def fit(self, folder: RunFolder, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
         """Train to the last epoch, from the folder's checkpoint if it has one."""
         self.folder, config = folder, self.config
+        callbacks = [*_diagnosis(config), *callbacks]
         checkpoint = self.read_checkpoint(folder.last) if folder.last.exists() else None
         start = self.student.method.starting_point(self.facts) if checkpoint is None else None
         self._prepare_eagc(folder.path.parent / "references")
@@ -181,7 +190,7 @@ class Loop:
         self.model, *self.optimisers = self.accelerator.prepare(self.student, *self.optimisers)
         folder.start_logs(self.epoch, self.position, self.step + 1)
         total = config.epochs * len(self.batches.train)
-        with closing(folder), tqdm(total=total, initial=self.step, unit="step", mininterval=1, disable=not self.main) as bar:
+        with closing(folder), progress_bar(total=total, initial=self.step, unit="step", mininterval=1, shown=self.main) as bar:
             while self.epoch < config.epochs:
                 bar.set_description(f"epoch {self.epoch + 1}/{config.epochs}")
                 timing = self._train_epoch(bar, callbacks)
@@ -220,14 +229,15 @@ class Loop:
 
         # Known-class subspace construction: Z_old, S_known, and the average energy ratio
         def make_subspace() -> dict[str, Tensor]:
-            subspace = known_subspace(encoder, self.batches.labelled(), config.aperture)
+            subspace = known_subspace(encoder, self.batches.labelled(), config)
             return {"matrix": subspace.matrix, "energy_ref": subspace.energy_ref}
 
-        fitted = stored(store, {"kind": "subspace-1", "reference": key, "aperture": config.aperture}, make_subspace, writes)
+        kind = {"pca_k": config.pca_k} if config.subspace == "pca" else {"aperture": config.aperture}
+        fitted = stored(store, {"kind": "subspace-1", "reference": key, **kind}, make_subspace, writes)
         distributed = self.accelerator.num_processes > 1
         self.student.eagc = EAGC(
             Subspace(fitted["matrix"], fitted["energy_ref"]),
-            lambda_a=config.lambda_a,
+            lambda_a=config.lambda_a if config.alignment == "gradient" else 0.0,
             lambda_p=config.lambda_p,
             anchor=config.anchor,
             tau=config.tau,
@@ -239,7 +249,9 @@ class Loop:
             for buffer in self.student.eagc.buffers():
                 dist.broadcast(buffer, 0)
         if config.lambda_a == 0:
-            encoder.reference = None  # no alignment term: nobody reads z_hat
+            encoder.reference = None  # no alignment: nobody reads z_hat
+        elif config.alignment != "gradient":
+            self.student.alignment = ALIGNMENTS[config.alignment]
 
     def _train_epoch(self, bar: tqdm, callbacks: Sequence[Callback]) -> dict[str, float]:
         """GCD training with EAGC: the batches of one epoch, from `self.position` on. Returns their number and their seconds."""
@@ -437,6 +449,13 @@ def _with_estimated_k(config: Config) -> tuple[Config, dict[str, Any]]:
     found = estimate_k(*all_features(loop.student.encoder, loop.batches), loop.data.known, progress=loop.main)
     k = int(broadcast(torch.tensor(found.k, device=loop.device)))  # processes may round differently
     return replace(config, k=k), {"k_estimate": found._asdict()}
+
+
+def _diagnosis(config: Config) -> list[Callback]:
+    """The callback that `diagnose` asks for."""
+    from eagc_ops.training.diagnose import Diagnose  # it is made of this file's parts
+
+    return [] if config.diagnose is None else [Diagnose(**read_diagnosis(config.diagnose)._asdict())]
 
 
 def _changed(config: Config, changes: dict[str, Any]) -> Config:

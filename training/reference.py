@@ -12,7 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
-from tqdm import tqdm
 
 from eagc_ops import Subspace
 from eagc_ops.encoder import AnchoredEncoder
@@ -20,6 +19,7 @@ from eagc_ops.training.checkpoint import CheckpointError, fingerprint, load_chec
 from eagc_ops.training.config import Config
 from eagc_ops.training.data import Batch, TrainLoader
 from eagc_ops.training.methods.base import Prototypes, cosine, decay_groups
+from eagc_ops.training.progress import bar as progress_bar
 
 TEMPERATURE = 0.1
 MOMENTUM = 0.9
@@ -34,6 +34,7 @@ def reference_key(encoder: AnchoredEncoder, config: Config, split_hash: str, inp
         "trunk": encoder.trunk_fingerprint(),
         "tail": tensor_digest(encoder.tail_state()),
         "cls_only": encoder.cls_only,
+        "blocks": config.blocks_of_reference,
         "seed": config.seed,
         "epochs": config.reference_epochs,
         "batch_size": config.reference_batch_size,
@@ -47,14 +48,16 @@ def reference_key(encoder: AnchoredEncoder, config: Config, split_hash: str, inp
 def train_reference(encoder: AnchoredEncoder, loader: TrainLoader, config: Config, known: int, progress: bool = True) -> dict[str, Tensor]:
     """Train E on D_L with L_cls (cross-entropy of cosine logits / 0.1 over the known classes) to obtain E_r: the state of its tail.
 
-    The student's tail is trained in place and then put back as it was. fp32, both views of an image, head thrown away.
+    The student's tail is trained in place (its last `reference_blocks`) and then put back as it was. fp32, both views of an image, head
+    thrown away.
     """
     device = next(encoder.parameters()).device
     start = encoder.tail_state()
+    encoder.train_last(config.blocks_of_reference)
     head = Prototypes(encoder.vit.embed_dim, known).to(device)
     groups = decay_groups([*encoder.tail.parameters(), *head.parameters()], config.reference_lr, config.reference_weight_decay)
     optimiser = torch.optim.SGD(groups, momentum=MOMENTUM)
-    for epoch in (bar := tqdm(range(config.reference_epochs), desc="reference model", unit="epoch", disable=not progress)):
+    for epoch in (bar := progress_bar(range(config.reference_epochs), desc="reference model", unit="epoch", shown=progress)):
         for group in optimiser.param_groups:
             group["lr"] = cosine(epoch, config.reference_epochs, config.reference_lr, 1e-3 * config.reference_lr)
         losses = []
@@ -73,16 +76,16 @@ def train_reference(encoder: AnchoredEncoder, loader: TrainLoader, config: Confi
     trained = {**encoder.tail_state(), "cross_entropy": torch.tensor(mean, dtype=torch.float64)}
     optimiser.zero_grad()  # or the first step of the student would add the last gradient of the reference
     encoder.load_tail(start)
+    encoder.train_last(config.trainable_blocks)
     return trained
 
 
 @torch.no_grad()
-def known_subspace(encoder: AnchoredEncoder, batches: Iterable[Batch], aperture: float) -> Subspace:
+def known_subspace(encoder: AnchoredEncoder, batches: Iterable[Batch], config: Config) -> Subspace:
     """S^known and the mean energy ratio of labelled data, from Z_old = E_r(D_L) under the test transform. fp32, not centred."""
     device = next(encoder.parameters()).device
-    return Subspace.conceptor(
-        (encoder.anchor(trunk_tokens(encoder, batch.views[0].to(device, non_blocking=True))) for batch in batches), aperture=aperture
-    )
+    features = (encoder.anchor(trunk_tokens(encoder, batch.views[0].to(device, non_blocking=True))) for batch in batches)
+    return Subspace.pca(features, config.pca_k) if config.subspace == "pca" else Subspace.conceptor(features, config.aperture)
 
 
 def stored(store: Path, key: dict[str, Any], make: Callable[[], dict[str, Tensor]], write: bool = True) -> dict[str, Tensor]:

@@ -1,15 +1,16 @@
-"""One self-contained HTML page about some runs: a table with mean and std over seeds, curves, energies, GDC and SOC where measured.
+"""One self-contained HTML page about some runs: a table with mean and std over seeds, curves, energies, diagnoses, pictures of weights.
 
-Everything is read from the run folders; figures are SVG inside the page, and nothing is loaded from elsewhere.
+Everything is read from the run folders; figures are SVG inside the page, and nothing is loaded from elsewhere. Pictures that need the data
+and the weights (energies of whole sets, t-SNE, attention maps) are drawn on request, see `pictures`.
 """
 
 from __future__ import annotations
 
 import html
-import io
 import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,12 +18,15 @@ import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import MaxNLocator
 
 from eagc_ops.training.checkpoint import atomic_write, fingerprint
 from eagc_ops.training.config import Config, ConfigError, to_json
 from eagc_ops.training.data import SPECS
 from eagc_ops.training.diagnose import MEASURES
 from eagc_ops.training.loop import BINS, MACHINE
+from eagc_ops.training.pictures import STYLE, as_html, axes, line_style
+from eagc_ops.training.pictures import pictures as pictures_of_weights
 from eagc_ops.training.run import RunFolder
 
 SCORES = ("all", "old", "new")
@@ -31,6 +35,12 @@ TITLES = {
     "gdc_release": "GDC, release",
     "soc_release": "SOC, release",
     "soc_paper": "SOC, paper",
+    "rho_grad": "rho_grad",
+    "rho_in": "rho_in",
+    "cos_labelled": "cos: labelled",
+    "cos_known": "cos: + known unlabelled",
+    "cos_novel": "cos: + novel unlabelled",
+    "cos_all": "cos: all",
 }
 
 
@@ -52,15 +62,30 @@ class Group(NamedTuple):
     runs: list[Run]
 
 
-def write_report(runs: Sequence[str | Path], output: str | Path, names: Mapping[Path, str] | None = None) -> Path:
-    """Write `output`/report.html about the run folders `runs`. `names`: of configurations, by any run of theirs; else letters."""
+class Sweep(NamedTuple):
+    """Configurations that differ in one numeric setting."""
+
+    setting: str
+    points: list[tuple[float, Group]]  # by value
+    centre: Group | None  # from which several sweeps go out; None: there is one sweep, and no value stands out
+
+
+def write_report(
+    runs: Sequence[str | Path], output: str | Path, names: Mapping[Path, str] | None = None, *, pictures: bool = False, **changes: Any
+) -> Path:
+    """Write `output`/report.html about the run folders `runs`. `names`: of configurations, by any run of theirs; else letters.
+
+    `pictures`: also what needs the runs' data and weights; `changes` then say where these are now, as in `loop.evaluate`.
+    """
+    if changes and not pictures:
+        raise ConfigError(f"{', '.join(changes)} changes nothing without pictures: only they read data and weights")
     read = [read_run(path) for path in runs]
     sections: dict[str, list[Run]] = {}
     for run in read:  # one section for each problem: figures of different data are not drawn into one another
         key = (run.config.dataset, *(run.facts[name] for name in ("split_hash", "classes", "images")))
         sections.setdefault(fingerprint(key), []).append(run)
-    with matplotlib.rc_context({"svg.fonttype": "none", "svg.hashsalt": "eagc", "font.size": 9, "axes.grid": True, "grid.alpha": 0.3}):
-        body = "\n".join(_section(members, names or {}) for members in sections.values())
+    with matplotlib.rc_context(STYLE):
+        body = "\n".join(_section(members, names or {}, changes if pictures else None) for members in sections.values())
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
     atomic_write(output / "report.html", PAGE.replace("{body}", body).encode())
@@ -130,6 +155,38 @@ def grouped(runs: Sequence[Run], names: Mapping[Path, str] | None = None) -> lis
     return groups
 
 
+def sweeps(groups: Sequence[Group]) -> list[Sweep]:
+    """Settings whose effect the groups show: numeric ones in which groups differ from a common centre, one at a time.
+
+    The centre is the group with most others one step away. A setting counts if it has three values, or if centre and steps are all groups.
+    """
+    recipes = [_recipe(group.runs[0]) for group in groups]
+    if any(recipe["reference_blocks"] is not None for recipe in recipes):  # none stands for a number
+        recipes = [{**recipe, "reference_blocks": group.runs[0].config.blocks_of_reference} for recipe, group in zip(recipes, groups)]
+
+    def step(i: int, j: int) -> str | None:
+        """The setting, if it is a number and the only difference."""
+        a, b = recipes[i], recipes[j]
+        differing = [name for name in a.keys() | b.keys() if a.get(name) != b.get(name)]
+        same_trunk = groups[i].runs[0].facts["trunk"] == groups[j].runs[0].facts["trunk"]
+        if len(differing) != 1 or not (same_trunk or differing[0].endswith("_blocks")):  # the trunk is what is not trained
+            return None
+        return differing[0] if all(type(recipe.get(differing[0])) in (int, float) for recipe in (a, b)) else None
+
+    steps = [{j: setting for j in range(len(groups)) if j != i and (setting := step(i, j))} for i in range(len(groups))]
+    centre = max(range(len(groups)), key=lambda i: len(steps[i]))
+    complete = len(steps[centre]) == len(groups) - 1
+    members: dict[str, list[int]] = {}
+    for j, setting in steps[centre].items():
+        members.setdefault(setting, [centre]).append(j)
+    found = []
+    for setting, numbers in members.items():
+        if complete or len(numbers) > 2:
+            points = sorted(((recipes[i][setting], groups[i]) for i in numbers), key=lambda point: point[0])
+            found.append(Sweep(setting, points, groups[centre] if len(members) > 1 else None))
+    return found
+
+
 def _recipe(run: Run) -> dict[str, Any]:
     return {name: value for name, value in to_json(run.config).items() if name not in ("seed", *MACHINE)}
 
@@ -141,7 +198,7 @@ def _number(value: float | None, scale: float = 1.0) -> float:
 # The page --------------------------------------------------------------------------------------------------------------------------
 
 
-def _section(runs: list[Run], names: Mapping[Path, str]) -> str:
+def _section(runs: list[Run], names: Mapping[Path, str], changes: Mapping[str, Any] | None) -> str:
     config, facts, groups = runs[0].config, runs[0].facts, grouped(runs, names)
     title = SPECS[config.dataset].title
     problem = (
@@ -149,8 +206,11 @@ def _section(runs: list[Run], names: Mapping[Path, str]) -> str:
         f"{facts['images'] - facts['labelled']:,} unlabelled ones of {facts['classes']} classes in all. "
     )
     parts = [f"<h2>{html.escape(title)}</h2>", f"<p>{problem}{_conditions(runs)}</p>", _table(groups), _warnings(runs)]
-    for draw in (_accuracy_figure, _measure_figure, _quantile_figure, _histogram_figure, _loss_figure):
+    for draw in (_accuracy_figure, _sweep_figure, _measure_figure, _quantile_figure, _histogram_figure, _loss_figure):
         parts.append(draw(groups, problem))
+    if changes is not None:
+        figures, notes = pictures_of_weights(groups, problem, **changes)
+        parts += [*figures, _items(notes)]
     return "\n".join([*parts, _provenance(groups)])
 
 
@@ -175,8 +235,8 @@ def _table(groups: list[Group]) -> str:
         for which, prefix in (("last", ""), ("best", "best_"))
         for name in SCORES
     ]
-    measured = [name for name in MEASURES if any(run.lines["diagnosis"] for group in groups for run in group.runs)]
-    columns += [(TITLES[name], lambda run, key=name: measures(run)[key], 3) for name in measured]
+    measured = _measured(groups)
+    columns += [(TITLES.get(name, name), lambda run, key=name: measures(run)[key], 3) for name in measured]
     columns += [("seconds per epoch", lambda run: measures(run)["seconds"], 2)]
     head = "".join(f"<th>{html.escape(title)}</th>" for title, _, _ in columns)
     rows = []
@@ -199,23 +259,41 @@ def _table(groups: list[Group]) -> str:
     )
 
 
+def _measured(groups: list[Group]) -> list[str]:
+    """The measures of which some run has a value."""
+    lines = [line for group in groups for run in group.runs for line in run.lines["diagnosis"]]
+    return [name for name in MEASURES if any(line.get(name) is not None for line in lines)]
+
+
 def _measure_note(groups: list[Group]) -> str:
     k = " or ".join(str(k) for k in sorted({line["k"] for group in groups for run in group.runs for line in run.lines["diagnosis"]}))
-    return (
-        "GDC = 1 - cos of the supervised and the whole gradient of the last block, on training batches: clean takes the supervised "
-        "gradient without EAGC's operator and the gradient that is applied; release has the operator in both, as the released code. SOC: "
-        f"share of the energy of novel-class features in the {k} leading directions of labelled features, test transform, novel classes by "
-        "their true labels: release with unit-norm rows centred on the labelled mean, paper with raw features. "
-        "Numbers are means over the steps measured."
-    )
+    texts = {
+        "gdc": "GDC = 1 - cos of the supervised and the whole gradient of the last block (or of all trained parameters, where a run asks "
+        "for it), on training batches: clean takes the supervised gradient without EAGC's operator and the gradient that is applied; "
+        "release has the operator in both, as the released code.",
+        "soc": f"SOC: share of the energy of novel-class features in the {k} leading directions of labelled features, test transform, "
+        "novel classes by their true labels: release with unit-norm rows centred on the labelled mean, paper with raw features.",
+        "rho_grad": "rho_grad: share of rows of known classes, labelled ones included, in the sum of |dL/dz| over a batch, L the "
+        "method's whole loss before the operator acts; the grey line is their share of the rows, where all rows would pull alike.",
+        "rho_in": "rho_in: share of the energy of novel-class features inside the conceptor of the labelled features as they are then (not "
+        "of the reference model), with the run's aperture.",
+        "cos": "cos: cosine of the supervised gradient and the gradient of the whole loss of some rows of the batch alone: labelled ones, "
+        "these and unlabelled ones of known classes, these and unlabelled ones of novel classes, all; the operator takes no part.",
+    }
+    shown = [text for name, text in texts.items() if any(measure.startswith(name) for measure in _measured(groups))]
+    return " ".join([*shown, "Numbers are means over the steps measured."])
 
 
 def _warnings(runs: list[Run]) -> str:
-    items = [f"<li>{html.escape(f'{run.path.name}: {text}')}</li>" for run in runs for text in (run.result or {}).get("warnings", [])]
+    items = [f"{run.path.name}: {text}" for run in runs for text in (run.result or {}).get("warnings", [])]
     for run in (run for run in runs if run.result is None):
         epochs = f"{len(run.lines['epoch'])} of {run.config.epochs} epochs"
-        items.append(f"<li>{html.escape(run.path.name)}: not finished, {epochs}</li>")
-    return f"<h3>Warnings</h3><ul class=warnings>{''.join(items)}</ul>" if items else ""
+        items.append(f"{run.path.name}: not finished, {epochs}")
+    return f"<h3>Warnings</h3>{_items(items)}" if items else ""
+
+
+def _items(lines: list[str]) -> str:
+    return f"<ul class=warnings>{''.join(f'<li>{html.escape(line)}</li>' for line in lines)}</ul>" if lines else ""
 
 
 def _provenance(groups: list[Group]) -> str:
@@ -241,22 +319,60 @@ def _provenance(groups: list[Group]) -> str:
 
 
 def _accuracy_figure(groups: list[Group], problem: str) -> str:
-    figure, axes = _axes(1, 3)
-    for axis, name in zip(axes, SCORES):
+    figure, panels = axes(1, 3)
+    for axis, name in zip(panels, SCORES):
         for i, group in enumerate(groups):
-            _curve(axis, i, group, [[(line["epoch"] + 1, _number(line[name], 100)) for line in run.lines["epoch"]] for run in group.runs])
+            _curve(axis, i, [[(line["epoch"] + 1, _number(line[name], 100)) for line in run.lines["epoch"]] for run in group.runs])
         axis.set(title=name.capitalize(), xlabel="epoch", ylabel="accuracy, %")
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
     caption = (
         f"Accuracy on the unlabelled training images after every epoch (one matching of clusters and classes for all three). {problem}"
     )
     return _figure(figure, groups, caption)
 
 
+def _sweep_figure(groups: list[Group], problem: str) -> str:
+    found = sweeps(groups)
+    if not found:
+        return ""
+    columns = min(len(found), 3)
+    figure, panels = axes(math.ceil(len(found) / columns), columns)
+    for axis, sweep in zip(panels, found):
+        for i, name in enumerate(SCORES):
+            done = [(value, [measures(run)[name] for run in group.runs if run.result is not None]) for value, group in sweep.points]
+            x, mean, std = zip(*((value, *mean_std(scores)) for value, scores in done))
+            bars = [0.0 if math.isnan(deviation) else deviation for deviation in std]
+            axis.errorbar(x, mean, bars, marker="os^"[i], markersize=4, capsize=3, label=name.capitalize(), **line_style(i))
+        if sweep.centre is not None:
+            axis.axvline(next(value for value, group in sweep.points if group is sweep.centre), color="0.5", linewidth=0.8, zorder=0)
+        axis.set(title=sweep.setting, xlabel=sweep.setting, ylabel="accuracy, last epoch, %")
+        values = [value for value, _ in sweep.points]
+        if values[0] > 0 and values[-1] >= 10 * values[0]:
+            axis.set_xscale("log")
+        axis.set_xticks(values, [f"{value:g}" for value in values])
+        axis.minorticks_off()
+    for axis in panels[len(found) :]:
+        axis.remove()
+    figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
+    help = {f.name: f.metadata.get("help") for group in groups for f in fields(group.runs[0].config)}
+    seeds = sorted({len([run for run in group.runs if run.result is not None]) for sweep in found for _, group in sweep.points})
+    shown = [group for sweep in found for _, group in sweep.points]
+    others = [group.name for group in groups if group not in shown]
+    caption = (
+        f"Accuracy against {'; '.join(f'{sweep.setting} ({help[sweep.setting]})' for sweep in found)}. All other settings are the same "
+        "along a curve"
+        + (f": those of configuration {found[0].centre.name}, whose values the vertical lines mark. " if found[0].centre else ". ")
+        + f"Finished runs, mean over seeds ({' or '.join(map(str, seeds))} a point), bars one sample standard deviation to each side "
+        "(none for one seed). " + (f"Not in these curves: {', '.join(others)}. " if others else "")
+    )
+    return _figure(figure, [], caption + problem)
+
+
 def _loss_figure(groups: list[Group], problem: str) -> str:
-    figure, axes = _axes(1, 3)
-    for axis, (name, title) in zip(axes, {"loss": "whole loss", "supervised": "supervised", "unsupervised": "unsupervised"}.items()):
+    figure, panels = axes(1, 3)
+    for axis, (name, title) in zip(panels, {"loss": "whole loss", "supervised": "supervised", "unsupervised": "unsupervised"}.items()):
         for i, group in enumerate(groups):
-            _curve(axis, i, group, [[(line["step"], _number(line[name])) for line in run.lines["step"]] for run in group.runs])
+            _curve(axis, i, [[(line["step"], _number(line[name])) for line in run.lines["step"]] for run in group.runs])
         axis.set(title=title, xlabel="optimiser step", ylabel="loss")
     caption = "Training loss, means between log lines; both parts with their weights. EAGC changes gradients, not the loss itself. "
     return _figure(figure, groups, caption + problem)
@@ -266,28 +382,39 @@ def _measure_figure(groups: list[Group], problem: str) -> str:
     measured = [group for group in groups if any(run.lines["diagnosis"] for run in group.runs)]
     if not measured:
         return ""
-    figure, axes = _axes(1, 4)
-    for axis, name in zip(axes, MEASURES):
-        for i, group in enumerate(groups):
-            _curve(axis, i, group, [[(line["step"], _number(line.get(name))) for line in run.lines["diagnosis"]] for run in group.runs])
-        axis.set(title=TITLES[name], xlabel="optimiser step")
-    return _figure(figure, measured, f"Gradient deviation and subspace overlap while training. {_measure_note(measured)} {problem}", groups)
+    names = _measured(groups)
+    rows = [row for row in ([name for name in names if name.startswith(kind)] for kind in (("gdc", "soc"), "rho", "cos")) if row]
+    figure, panels = axes(len(rows), 4)
+    for row, names in enumerate(rows):
+        here = panels[4 * row : 4 * row + 4]
+        for axis, name in zip(here, names):
+            if name.startswith("cos") and axis is not here[0]:  # to be compared with one another
+                axis.sharey(here[0])
+            for i, group in enumerate(groups):
+                _curve(axis, i, [[(line["step"], _number(line.get(name))) for line in run.lines["diagnosis"]] for run in group.runs])
+            if name == "rho_grad":
+                shares = [line.get("known_rows") for group in groups for run in group.runs for line in run.lines["diagnosis"]]
+                axis.axhline(mean_std(_number(share) for share in shares)[0], color="0.5", linewidth=1, zorder=0)
+            axis.set(title=TITLES.get(name, name), xlabel="optimiser step")
+        for axis in here[len(names) :]:
+            axis.remove()
+    return _figure(figure, measured, f"Gradient entanglement while training. {_measure_note(measured)} {problem}", groups)
 
 
 def _quantile_figure(groups: list[Group], problem: str) -> str:
     with_tau = _with_operator(groups)
     if not with_tau:
         return ""
-    figure, axes = _axes(1, 2)
-    for axis, name in zip(axes, ("energy", "tau")):
+    figure, panels = axes(1, 2)
+    for axis, name in zip(panels, ("energy", "tau")):
         for i, group in enumerate(groups):
             low, middle, high = (
                 _over_seeds([[(line["step"], _number(line.get(f"{name}_q{q}"))) for line in run.lines["step"]] for run in group.runs])
                 for q in (10, 50, 90)
             )
             steps = [x for x, _, _ in middle]
-            axis.plot(steps, [y for _, y, _ in middle], color=f"C{i}")
-            axis.fill_between(steps, [y for _, y, _ in low], [y for _, y, _ in high], color=f"C{i}", alpha=0.2, linewidth=0)
+            axis.plot(steps, [y for _, y, _ in middle], **line_style(i))
+            axis.fill_between(steps, [y for _, y, _ in low], [y for _, y, _ in high], color=line_style(i)["color"], alpha=0.2, linewidth=0)
         axis.set(title={"energy": "energy ratio E", "tau": "projection weight tau"}[name], xlabel="optimiser step", ylim=(-0.02, 1.02))
     caption = (
         "Energy ratio and projection weight of the unlabelled rows of logged training batches. tau = clamp(1 - E / mean labelled E, 0, 1); "
@@ -302,17 +429,20 @@ def _histogram_figure(groups: list[Group], problem: str) -> str:
     with_tau = _with_operator(groups)
     if not with_tau:
         return ""
-    figure, axes = _axes(len(with_tau), 2, height=2.0)
+    figure, panels = axes(len(with_tau), 2, height=2.0)
     edges = [i / BINS for i in range(BINS + 1)]
     for row, group in enumerate(with_tau):
-        for axis, name in zip(axes[2 * row : 2 * row + 2], ("energy", "tau")):
+        for axis, name in zip(panels[2 * row : 2 * row + 2], ("energy", "tau")):
             for which, style in ((0, {"fill": False}), (-1, {"fill": True, "alpha": 0.5})):
                 logged = [[line[f"{name}_histogram"] for line in run.lines["step"] if f"{name}_histogram" in line] for run in group.runs]
                 counts = [sum(column) for column in zip(*(lines[which] for lines in logged if lines))]
+                if not counts:  # a uniform tau asks for no energy
+                    continue
                 share = [count / max(sum(counts), 1) for count in counts]
-                axis.stairs(share, edges, color=f"C{groups.index(group)}", label="first" if which == 0 else "last", **style)
+                axis.stairs(share, edges, color=line_style(groups.index(group))["color"], label="first" if which == 0 else "last", **style)
             axis.set(title=f"{group.name}: {name}", xlim=(0, 1), xlabel=name, ylabel="share of rows")
-            axis.legend(fontsize=7)
+            if axis.patches:
+                axis.legend(fontsize=7)
     caption = (
         "Energy ratio and tau of the unlabelled rows of one training batch per seed: the first that was logged (outline) and the last "
         "(filled). A tau of 0 on almost every row means that EEP does nothing. "
@@ -334,21 +464,15 @@ def _over_seeds(curves: list[list[tuple[float, float]]]) -> list[tuple[float, fl
     return [(x, *mean_std(at[x])) for x in sorted(at)]
 
 
-def _curve(axis: Axes, colour: int, group: Group, curves: list[list[tuple[float, float]]]) -> None:
+def _curve(axis: Axes, i: int, curves: list[list[tuple[float, float]]]) -> None:
     points = _over_seeds(curves)
     if not points:
         return
     x, mean, std = zip(*points)
-    axis.plot(x, mean, color=f"C{colour}", marker="." if len(x) < 40 else None)
+    axis.plot(x, mean, marker="." if len(x) < 40 else None, **line_style(i))
     band = [0.0 if math.isnan(s) else s for s in std]
-    axis.fill_between(
-        x, [m - b for m, b in zip(mean, band)], [m + b for m, b in zip(mean, band)], color=f"C{colour}", alpha=0.15, linewidth=0
-    )
-
-
-def _axes(rows: int, columns: int, height: float = 2.9) -> tuple[Figure, list[Axes]]:
-    figure = Figure(figsize=(11, height * rows + 0.2), layout="constrained")
-    return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
+    low, high = zip(*((m - b, m + b) for m, b in zip(mean, band)))
+    axis.fill_between(x, low, high, color=line_style(i)["color"], alpha=0.15, linewidth=0)
 
 
 def _figure(
@@ -360,15 +484,12 @@ def _figure(
 ) -> str:
     """The figure as HTML, with a legend of the groups shown (colours by their place in `groups`) and its conditions below."""
     groups = shown if groups is None else groups
-    handles = [Line2D([], [], color=f"C{groups.index(group)}", label=group.name) for group in shown]
+    handles = [Line2D([], [], label=group.name, **line_style(groups.index(group))) for group in shown]
     if handles:
         figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False)
         seeds = "; ".join(f"{group.name}: {', '.join(str(run.config.seed) for run in group.runs)}" for group in shown)
         caption += f" Lines are {lines}. Seeds of {seeds}."
-    out = io.StringIO()
-    figure.savefig(out, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
-    svg = out.getvalue()
-    return f"<figure>{svg[svg.index('<svg') :]}<figcaption>{html.escape(caption)}</figcaption></figure>"
+    return as_html(figure, caption)
 
 
 PAGE = """<!doctype html>

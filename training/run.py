@@ -1,7 +1,7 @@
 """The folder of a run: what was run (run.json), what happened (metrics.jsonl, tensorboard/), what came out (result.json).
 
 run.json            configuration with every field, versions, git commit, split hash, counts
-metrics.jsonl       one JSON object per line: "step" lines and "epoch" lines
+metrics.jsonl       one JSON object per line: "step" lines and "epoch" lines; "diagnosis" lines if they were asked for
 last.safetensors    checkpoint to resume from and to evaluate
 best.safetensors    weights of the epoch with the best All on the unlabelled set
 result.json         All / Old / New of the last and of the best epoch, warnings; written when the run is complete

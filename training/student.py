@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from tqdm import tqdm
 
 from eagc_ops import EAGC
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.training.batches import Batches
+from eagc_ops.training.batches import VIEWS, Batches
 from eagc_ops.training.data import Batch
 from eagc_ops.training.methods import Loss, Method, Rows
 from eagc_ops.training.methods.losses import gather_rows
+from eagc_ops.training.progress import bar as progress_bar
 
 
 class StudentBatch(NamedTuple):
@@ -27,25 +27,50 @@ class StudentBatch(NamedTuple):
 
 
 class Student(nn.Module):
-    """Encoder, coordinator (None: plain method) and method."""
+    """Encoder, coordinator (None: plain method) and method. `alignment`, a loss of (z, z_hat, labelled), takes the anchor term's place."""
 
     def __init__(self, encoder: AnchoredEncoder, method: Method, eagc: EAGC | None = None) -> None:
         super().__init__()
         self.encoder, self.method, self.eagc = encoder, method, eagc
+        self.alignment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
 
     def forward(self, views: list[Tensor], rows: Rows, labelled_rows: Tensor) -> tuple[Loss, Tensor | None]:
         """The loss of the global batch, and the scale token to add to it (None without EAGC)."""
-        x = self.method.inputs(views, rows.position)
-        z, z_hat = self.encoder(x, labelled_rows, pixel_grad=x.requires_grad)  # z = E(x), z_hat = E_r(x)
+        z, z_hat = self.encode(views, rows, labelled_rows)
+        h, token = self.heads(z, z_hat, rows)
+        return self.loss(h, z, z_hat, rows), token
+
+    def encode(self, views: list[Tensor], rows: Rows, labelled_rows: Tensor) -> tuple[Tensor, Tensor | None]:
+        """z = E(x) (n, D), and z_hat = E_r(x) on labelled rows (None without a reference)."""
+        if views[0].ndim == 4:
+            # The joined views are handed over, not kept: the trunk frees this second copy of the pixels once they are patches.
+            tokens = self.encoder.trunk(self.method.inputs(views, rows.position), pixel_grad=None)
+        else:
+            tokens = self.method.inputs(views, rows.position)
+        return self.encoder.student(tokens), None if self.encoder.reference is None else self.encoder.anchor(tokens, labelled_rows)
+
+    def heads(self, z: Tensor, z_hat: Tensor | None, rows: Rows) -> tuple[tuple[Tensor, ...], Tensor | None]:
+        """h = phi(z) in fp32 of the rows of all processes, EAGC in its graph; and the scale token."""
         token = None
         if self.eagc is not None and self.method.coordinated(rows.position):
             # in backward: + mask lambda_a (z - z_hat)  and  - (1 - mask) lambda_p tau (grad_z L) S_known
-            z, token = self.eagc(z, z_hat, rows.labelled, return_token=True)
-        h = self.method(z)  # h = phi(z)
-        with torch.autocast(z.device.type, enabled=False):  # losses in fp32, on the rows of all processes
-            h = tuple(gather_rows(output.float(), len(views)) for output in h)
-            label, labelled, uq_idx = (gather_rows(column, len(views)) for column in (rows.label, rows.labelled, rows.uq_idx))
-            return self.method.loss(h, rows._replace(label=label, labelled=labelled, uq_idx=uq_idx)), token
+            z, token = self.eagc(z, z_hat if self.alignment is None else None, rows.labelled, return_token=True)
+        h = self.method(z)
+        with torch.autocast(z.device.type, enabled=False):
+            return tuple(gather_rows(output.float(), VIEWS) for output in h), token
+
+    def loss(self, h: tuple[Tensor, ...], z: Tensor, z_hat: Tensor | None, rows: Rows) -> Loss:
+        """L_GCD of the global batch, in fp32. A loss that stands in for the anchor term joins its supervised part."""
+        everywhere = gather(rows)
+        with torch.autocast(z.device.type, enabled=False):
+            loss = self.method.loss(h, everywhere)
+            if self.alignment is None:
+                return loss
+            value = torch.zeros((), device=z.device)
+            if self.method.coordinated(rows.position):
+                value = self.alignment(*(gather_rows(x.float(), VIEWS) for x in (z, z_hat)), everywhere.labelled)
+        supervised = loss.supervised + self.method.config.lambda_a * value
+        return loss._replace(supervised=supervised, terms={**loss.terms, "alignment": value})
 
     def state(self) -> dict[str, Tensor]:
         """All that changes in training. The frozen trunk and the reference are not among it."""
@@ -66,6 +91,12 @@ class Student(nn.Module):
             self.eagc.load_state_dict(part("eagc."))
 
 
+def gather(rows: Rows) -> Rows:
+    """The rows of all processes."""
+    label, labelled, uq_idx = (gather_rows(column, VIEWS) for column in (rows.label, rows.labelled, rows.uq_idx))
+    return rows._replace(label=label, labelled=labelled, uq_idx=uq_idx)
+
+
 class StudentFeatures:
     """z of whole sets by the student as it is now. Processes share the work and all get the result."""
 
@@ -73,20 +104,20 @@ class StudentFeatures:
         self._student, self._batches = student, batches
 
     def labelled(self) -> tuple[Tensor, Tensor]:
-        return self._encode(self._batches.labelled())[:2]
+        return self.encode(self._batches.labelled())[:2]
 
     def unlabelled(self) -> tuple[Tensor, Tensor]:
-        return self._encode(self._batches.unlabelled())[:2]
+        return self.encode(self._batches.unlabelled())[:2]
 
     def augmented(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
         main, batches = not dist.is_initialized() or dist.get_rank() == 0, self._batches.augmented
-        with tqdm(batches.epoch(epoch), "features", len(batches), leave=False, mininterval=1, disable=not main) as bar:
-            z, label, uq_idx, labelled = self._encode(bar)
+        with progress_bar(batches.epoch(epoch), "features", len(batches), leave=False, mininterval=1, shown=main) as bar:
+            z, label, uq_idx, labelled = self.encode(bar)
         return z, label.where(labelled, -1), uq_idx
 
     @torch.no_grad()
-    def _encode(self, batches: Iterable[Batch]) -> tuple[Tensor, ...]:
-        """z, label, uq_idx, labelled."""
+    def encode(self, batches: Iterable[Batch]) -> tuple[Tensor, ...]:
+        """z, label, uq_idx, labelled of batches that are the same in all processes; process r encodes every world-th, from the r-th on."""
         encoder, inputs = self._student.encoder, self._student.method.inputs
         device = next(encoder.parameters()).device
         rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)

@@ -19,10 +19,10 @@ import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
-from tqdm import tqdm
 
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.data import Draw, GCDData, KeyedViews, draw_key
+from eagc_ops.training.progress import bar as progress_bar
 
 __all__ = ["CachedViews", "PixelViews", "TrunkCache", "cache_bytes", "choose_views", "trunk_cache"]
 
@@ -234,7 +234,7 @@ def _build(
     device = next(encoder.parameters()).device
     path.touch()
     # Plain writes, not a writable memory map: a full disk is then an error and not a SIGBUS.
-    with path.open("r+b") as file, tqdm(total=images, initial=done, unit="image", desc="trunk cache", disable=not progress) as bar:
+    with path.open("r+b") as file, progress_bar(total=images, initial=done, unit="image", desc="trunk cache", shown=progress) as bar:
         for batch in loader:
             out = encoder.trunk(batch.flatten(0, 1).to(device)).detach().to(dtype)
             if out.shape[1:] != (tokens, width):

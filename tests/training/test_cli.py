@@ -161,7 +161,7 @@ def call(capsys, *arguments):
     return code, *capsys.readouterr()
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "report", "data", "demo"])
+@pytest.mark.parametrize("command", ["train", "evaluate", "report", "data", "demo", "table", "estimate-k"])
 def test_every_command_has_help(command, capsys):
     assert command in COMMANDS
     code, out, err = call(capsys, command, "--help")
@@ -242,13 +242,13 @@ def test_a_bug_is_not_hidden_and_a_diverged_run_is_code_1(capsys, monkeypatch):
 
     monkeypatch.setattr(loop, "train", buggy)
     with pytest.raises(ValueError, match="not written for a user"):
-        main(["train"])
+        main(["train", "--weights", "none"])
 
     def diverged(*_):
         raise FloatingPointError("the loss is nan")
 
     monkeypatch.setattr(loop, "train", diverged)
-    assert call(capsys, "train") == (1, "", "eagc train: the loss is nan\n")
+    assert call(capsys, "train", "--weights", "none") == (1, "", "eagc train: the loss is nan\n")
 
 
 def test_verify_tells_right_from_wrong(pictures, tmp_path, capsys):

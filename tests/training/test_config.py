@@ -7,7 +7,16 @@ import math
 
 import pytest
 
-from eagc_ops.training.config import Config, ConfigError, add_config_arguments, config_from_arguments, from_json, resolve, to_json
+from eagc_ops.training.config import (
+    Config,
+    ConfigError,
+    add_config_arguments,
+    config_from_arguments,
+    from_json,
+    read_diagnosis,
+    resolve,
+    to_json,
+)
 from eagc_ops.training.methods import METHODS
 from eagc_ops.training.methods.base import cosine
 
@@ -76,6 +85,15 @@ def test_json_round_trip(preset):
         ({"anchor": "median"}, "anchor='median': choose from mean, sum"),
         ({"mlp_head_layers": 3}, "mlp_head_layers=3"),
         ({"accumulation": 3}, "accumulation=3 does not divide batch_size=128"),
+        ({"subspace": "svd"}, "subspace='svd': choose from conceptor, pca"),
+        ({"pca_k": 0}, "pca_k=0: expected a value >= 1"),
+        ({"alignment": "kl"}, "alignment='kl': choose from gradient, proximal, gram, relation"),
+        ({"alignment": "gram", "eagc": False}, "alignment='gram' stands in for the anchor term of EAGC, but the operator takes no part"),
+        ({"alignment": "gram", "anchor": "sum"}, "anchor='sum': alignment='gram' replaces the anchor term"),
+        ({"reference_blocks": 0}, "reference_blocks=0: expected a value >= 1"),
+        ({"diagnose": "every=2 step=3"}, "diagnose='every=2 step=3': 'step=3' is none of every=N, steps=N, parameters=block.all, k=N"),
+        ({"diagnose": ""}, "diagnose='': '' is none of every=N"),
+        ({"diagnose": "every=1", "accumulation": 2}, "accumulation=2: gradients of one whole batch"),
         ({"method": "simgdc"}, "method='simgdc': choose from"),
         ({"preset": "best"}, "preset='best': choose from"),
     ],
@@ -106,6 +124,13 @@ def test_options_become_a_configuration():
     expected = resolve("simgcd", "scars", "release", eagc=False, energy_momentum=None, head_lr=0.3, memax_weight=2.0)
     assert config == expected
     assert parse() == resolve()
+
+
+def test_the_words_of_a_diagnosis_become_one_text():
+    assert parse("--diagnose", "every=10", "steps=200", "--epochs", "3") == resolve(diagnose="every=10 steps=200", epochs=3)
+    assert parse("--diagnose", "k=8 every=2").diagnose == "k=8 every=2"
+    assert parse("--diagnose", "none") == resolve()
+    assert read_diagnosis("parameters=all every=10") == (10, None, "all", 16)
 
 
 @pytest.mark.parametrize("arguments", [["--epochs", "many"], ["--anchor", "median"], ["--method", "none"], ["--lambda-q", "1"]])
@@ -153,3 +178,22 @@ def test_learning_rates_of_the_presets(preset, head, floor):
 
 def test_every_field_has_a_help_text():
     assert all(f.metadata["help"] for f in dataclasses.fields(Config))
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--eagc"], {"eagc": True}),
+        (["--no-eagc"], {"eagc": False}),
+        (["--eagc", "init"], {"eagc": True, "sptnet_eagc": "init"}),
+        (["--eagc", "on", "--epochs", "3"], {"eagc": True, "sptnet_eagc": "on", "epochs": 3}),
+    ],
+    ids=" ".join,
+)
+def test_eagc_may_say_which_of_sptnets_two_ways_is_meant(words, expected):
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser)
+    assert vars(parser.parse_args(words)) == expected
+    if "sptnet_eagc" in expected:
+        with pytest.raises(ConfigError, match="sptnet_eagc is not a setting of simgcd"):
+            config_from_arguments(parser.parse_args(words))

@@ -1,15 +1,13 @@
-"""The demo: what it says about recorded numbers, its measure of features, its gate, and the whole of it in a very short form."""
+"""The demo: what it says about recorded numbers, its gate, and the whole of it in a very short form."""
 
 from dataclasses import replace
 
 import numpy as np
-import pytest
-import torch
-from sklearn.neighbors import KNeighborsClassifier
 
-from eagc_ops.training import demo, loop
+from eagc_ops.training import demo, jobs, loop, pretrain
+from eagc_ops.training.backbones import load_backbone
 from eagc_ops.training.data import ImageSubset, open_data
-from eagc_ops.training.demo import affine, conclusions, knn_accuracy, main, summary
+from eagc_ops.training.demo import conclusions, main, summary
 
 # Three seeds of every variant, as a run recorded them (rounded)
 ALL = {"a": [80.1, 85.2, 79.9], "b": [88.0, 92.1, 90.0], "c": [87.5, 92.5, 90.5], "d": [88.25, 92.6, 91.0], "e": [87.0, 91.0, 88.5]}
@@ -60,32 +58,8 @@ def test_the_conclusions_follow_the_signs():
     assert "by chance with probability 25%" in text
 
 
-def test_knn_accuracy_is_leave_one_out():
-    generator = torch.Generator().manual_seed(0)
-    label = torch.randint(0, 4, (80,), generator=generator)
-    features = torch.randn(80, 6, generator=generator) + 1.5 * torch.nn.functional.one_hot(label, 6)
-    right = 0
-    for i in range(80):
-        others = np.arange(80) != i
-        model = KNeighborsClassifier(5, metric="cosine").fit(features[others].numpy(), label[others].numpy())
-        right += model.predict(features[[i]].numpy())[0] == label[i].item()
-    assert 30 < right < 79
-    assert knn_accuracy(features, label) == pytest.approx(right / 80, abs=1e-6)
-
-
-def test_affine_changes_little_and_not_the_background(monkeypatch):
-    data = open_data("digits")
-    images = torch.stack([data.test_transform(data.merged[i][0]) for i in range(8)])
-    changed = affine(images)
-    assert changed.shape == images.shape
-    assert (changed - images).abs().mean() > 0.05
-    assert changed.min() >= images.min() - 1e-6
-    monkeypatch.setattr(torch, "rand", lambda n: torch.full((n,), 0.5))  # the middle of every range: nothing is changed
-    torch.testing.assert_close(affine(images), images, atol=1e-5, rtol=0)
-
-
 def test_a_weak_encoder_stops_the_demo(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(demo, "pretrain", lambda pixels, epochs: demo.load_backbone("vit_digits", image_size=16, channels=1))
+    monkeypatch.setattr(pretrain, "pretrain", lambda pixels, epochs: load_backbone("vit_digits", image_size=16, channels=1))
     assert main(["-o", str(tmp_path)]) == 1
     err = capsys.readouterr().err
     assert "the encoder is too weak" in err
@@ -102,10 +76,11 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
     few = replace(data, labelled=part(data.labelled, 90), unlabelled=part(data.unlabelled, 270))
     for module in (demo, loop):
         monkeypatch.setattr(module, "open_data", lambda *_, **__: few)
-    monkeypatch.setattr(demo, "NEEDED", 0.1)
+    monkeypatch.setattr(pretrain, "NEEDED", 0.1)
     monkeypatch.setattr(demo, "VARIANTS", {name: demo.VARIANTS[name] for name in "be"})
-    monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, "reference_epochs": 1, "cache_views": 2, "batch_size": 90})
-    monkeypatch.setattr(demo, "DIAGNOSE_EVERY", 2)
+    monkeypatch.setattr(
+        demo, "SETTINGS", {**demo.SETTINGS, "reference_epochs": 1, "cache_views": 2, "batch_size": 90, "diagnose": "every=2"}
+    )
     short = ["-o", str(tmp_path), "--seeds", "1", "--epochs", "1", "--pretrain-epochs", "1", "--jobs", "1"]
     assert main(short) == 0
     out = capsys.readouterr().out
@@ -121,8 +96,8 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
     assert f"report: {tmp_path / 'report.html'}" in out
     assert "(e) b + EAGC" in (tmp_path / "report.html").read_text()
 
-    monkeypatch.setattr(demo, "pretrain", None)  # a second run pretrains and trains nothing
-    monkeypatch.setattr(demo, "train", None)
+    monkeypatch.setattr(pretrain, "pretrain", None)  # a second run pretrains and trains nothing
+    monkeypatch.setattr(jobs, "train", None)
     assert main(short) == 0
     again = capsys.readouterr().out
     assert "used again" in again

@@ -70,6 +70,32 @@ def mean_entropy(logits: Tensor, temperature: float = 0.1) -> Tensor:
     return math.log(logits.shape[1]) + torch.xlogy(mean, mean.clamp(min=torch.finfo(mean.dtype).tiny)).sum()
 
 
+def proximal(z: Tensor, z_hat: Tensor, labelled: Tensor) -> Tensor:
+    """The loss of which AGA is the gradient: half the mean of (z - z_hat)^2 over the N_l x D entries of labelled rows.
+
+    Like the two distillation losses below it takes z (n, D), the reference model's z_hat (n, D), of which only labelled rows are looked
+    at (the others may be NaN), and `labelled` (n,); it is 0 when no row is labelled. The paper writes a sum in place of the mean.
+    """
+    difference = torch.where(labelled[:, None], z - z_hat, 0.0)
+    return difference.square().sum() / (2 * labelled.sum().clamp(min=1) * z.shape[1])
+
+
+def gram_distillation(z: Tensor, z_hat: Tensor, labelled: Tensor) -> Tensor:
+    """Mean squared difference of the cosine Gram matrices (N_l, N_l) of z and z_hat. The paper has no formula: this is our reading."""
+    difference = _cosines(z, labelled) - _cosines(z_hat, labelled)
+    return difference.square().sum() / labelled.sum().clamp(min=1).square()
+
+
+def relation_distillation(z: Tensor, z_hat: Tensor, labelled: Tensor, temperature: float = 0.1) -> Tensor:
+    """KL(q_i | p_i), mean over labelled rows i: p_i and q_i are softmax(cos(i, j) / temperature) over the other labelled rows j, of z and
+    of z_hat (the teacher). The paper has no formula ("sample-level relation distillation based on neighbor distributions"): our reading.
+    """
+    others = labelled[:, None] & labelled[None, :] & ~torch.eye(len(z), dtype=torch.bool, device=z.device)
+    # The lowest finite number, not -inf: a row without others then has finite values, which the mask leaves out.
+    log_p, log_q = ((_cosines(x, labelled) / temperature).masked_fill(~others, torch.finfo(x.dtype).min).log_softmax(1) for x in (z, z_hat))
+    return torch.where(others, log_q.exp() * (log_q - log_p), 0.0).sum() / labelled.sum().clamp(min=1)
+
+
 def gather_rows(rows: Tensor, views: int) -> Tensor:
     """Rows of every rank, (views * b, ...) -> (views * b * world, ...), in the view-major order one process would have. Differentiable.
 
@@ -81,6 +107,12 @@ def gather_rows(rows: Tensor, views: int) -> Tensor:
     world = dist.get_world_size()
     ranks = _AllGather.apply(rows) if rows.is_floating_point() else _all_gather(rows)  # (world, views * b, ...)
     return ranks.unflatten(1, (views, -1)).transpose(0, 1).reshape(world * rows.shape[0], *rows.shape[1:])
+
+
+def _cosines(x: Tensor, labelled: Tensor) -> Tensor:
+    """cos(x_i, x_j) (n, n); 0 in rows and columns that are not labelled, whatever x holds there."""
+    unit = F.normalize(torch.where(labelled[:, None], x, 0.0), dim=1)
+    return unit @ unit.T
 
 
 def _two_views(rows: Tensor) -> int:

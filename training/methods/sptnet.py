@@ -141,6 +141,8 @@ class SPTNet(SimGCD):
         tensors, state = load_checkpoint(file)
         theirs = state.get("identity", {})
         ours = {"split_hash": facts["split_hash"], "trunk": facts["trunk"], "mlp_head_layers": config.mlp_head_layers}
+        if theirs.get("trunk") != facts["trunk"]:  # most likely because the blocks above it are counted otherwise
+            ours |= {"trainable_blocks": config.trainable_blocks, "reference_blocks": config.reference_blocks}
         differs = [f"{name} is {theirs.get(name)!r} there, {value!r} here" for name, value in ours.items() if theirs.get(name) != value]
         weights = {name: value for name, value in tensors.items() if name.startswith(("encoder.", "method."))}
         heads = {f"method.{name}": value.shape for name, value in self.state_dict().items() if not name.startswith("prompts.")}

@@ -69,9 +69,11 @@ def test_a_killed_process_fails_its_jobs_and_nothing_hangs(files, tmp_path):
     thread.start()
     ended = {job.folder: result for job, result in run_jobs(pair, at_a_time=2)}
     thread.join()
-    assert all(isinstance(ended[job.folder], BrokenProcessPool) for job in pair)
-    assert unfinished(pair) == pair
-    assert [result["last"]["epoch"] for _, result in run_jobs(pair, at_a_time=1)] == [0, 0, 0]  # begun or not, they go on
+    assert ended.keys() == {job.folder for job in pair}
+    failed = [job for job in pair if isinstance(ended[job.folder], BrokenProcessPool)]
+    assert failed and unfinished(pair) == failed  # a short run may have ended before the kill
+    assert [result["last"]["epoch"] for _, result in run_jobs(failed, at_a_time=1)] == [0] * len(failed)  # begun or not, they go on
+    assert unfinished(pair) == []
 
 
 def test_in_one_process_a_failure_does_not_stop_the_others(files, tmp_path):

@@ -40,8 +40,8 @@ demo: install  ## the main job: SimGCD with and without EAGC on a small dataset,
 bench: install  ## throughput and overhead tables, pictures: the short form, into out/bench
 	$(BIN)/eagc bench all --quick -o out/bench
 
-figures: install  ## measure the operator again, and write the README's figures from the results
-	$(BIN)/eagc bench operator -o bench/results/operator.json
+figures: install  ## measure everything again (20 minutes), and write the README's figures from the results
+	$(BIN)/eagc bench all -o bench/results
 	$(BIN)/python -m eagc_ops.bench.readme
 
 lint: install  ## ruff

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .copies import as_dtype, derived
+from .copies import as_dtype
 
 ROWS_AT_ONCE = 1024  # bounds the temporaries; larger blocks fall out of the cache and were 5 % slower at 4,096 rows
 PANEL = 128  # columns of the triangle at a time: wider wastes products, narrower makes them too small to be fast
@@ -54,7 +54,7 @@ def coordinate(
         if tau == "uniform":
             row_weight = torch.ones(rows.shape[0], dtype=dtype)
         else:
-            row_energy = energy_ratio(take(z, rows, dtype), matrix)
+            row_energy = energy_ratio(take(z, rows, dtype), wide)
             row_weight = reference.projection_weight(row_energy, energy_mean)
             energy.index_copy_(0, rows, row_energy)
         weight.index_copy_(0, rows, row_weight)
@@ -81,9 +81,10 @@ def labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
     if z.device.type != "cpu":
         return dense_labelled_energy(z, mask, matrix)
     dtype = compute_dtype(z)
+    wide = as_dtype(matrix, dtype)
     total = count = 0.0
     for rows in blocks(mask):
-        total += energy_ratio(take(z, rows, dtype), matrix).sum().item()
+        total += energy_ratio(take(z, rows, dtype), wide).sum().item()
         count += rows.shape[0]
     return torch.tensor([total, count], dtype=dtype)
 
@@ -93,23 +94,18 @@ def dense_labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
 
 
 def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:
-    """`reference.energy_ratio` for a symmetric matrix, from its upper triangle, in the dtype of z."""
+    """`reference.energy_ratio` for a symmetric matrix of z's dtype, from its upper triangle. z is overwritten: it ends up doubled.
+
+    Column panel by column panel of S, down to the diagonal block. What lies above that block counts twice, for its mirror image too, and
+    it meets columns of z that an earlier panel has doubled; powers of two round nothing.
+    """
     products = torch.empty_like(z)
-    for panel in derived(matrix, ("panels", z.dtype), lambda matrix: upper_panels(matrix.to(z.dtype))):
-        rows = panel.shape[0]
-        torch.mm(z[:, :rows], panel, out=products[:, rows - panel.shape[1] : rows])
-    total = torch.linalg.vecdot(z, z)
-    return reference.clamped_ratio(products.mul_(z).sum(1), total)  # in place: vecdot would allocate the products once more
-
-
-def upper_panels(matrix: Tensor) -> list[Tensor]:
-    """Column panels of S down to the diagonal block, what lies above it doubled: it stands for its mirror image too."""
-    panels = []
-    for start in range(0, matrix.shape[0], PANEL):
-        panel = matrix[: start + PANEL, start : start + PANEL].clone()
-        panel[:start] *= 2
-        panels.append(panel)
-    return panels
+    for start in range(0, z.shape[1], PANEL):
+        end = min(start + PANEL, z.shape[1])
+        torch.mm(z[:, :end], matrix[:end, start:end], out=products[:, start:end])
+        z[:, start:end].mul_(2)
+    total = torch.linalg.vecdot(z, z).div_(4)
+    return reference.clamped_ratio(products.mul_(z).sum(1).div_(2), total)  # in place: vecdot would allocate the products once more
 
 
 def compute_dtype(z: Tensor) -> torch.dtype:

@@ -36,7 +36,7 @@ def derived(matrix: Tensor, key: Hashable, make: Callable[[Tensor], T]) -> T:
 def copies_of(matrix: Tensor) -> list[Tensor]:
     """All that is kept of a matrix now, for whoever counts memory."""
     _, found = _derived.get(matrix, (None, {}))
-    return list(found.values())
+    return [copy for kept in found.values() for copy in (kept if isinstance(kept, list) else [kept])]
 
 
 def as_dtype(matrix: Tensor, dtype: torch.dtype) -> Tensor:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from . import reference
-from .copies import as_dtype
+from .copies import as_dtype, derived
 
 ROWS_AT_ONCE = 1024  # bounds the temporaries; larger blocks fall out of the cache and were 5 % slower at 4,096 rows
 PANEL = 128  # columns of the triangle at a time: wider wastes products, narrower makes them too small to be fast
@@ -41,8 +41,7 @@ def coordinate(
     energy_mean = energy_ref.item()
     wide = as_dtype(matrix, dtype)
     out = g.to(dtype, copy=True, memory_format=torch.contiguous_format)
-    energy = torch.full((g.shape[0],), torch.nan, dtype=dtype)
-    weight = energy.clone()
+    energy, weight = torch.full((2, g.shape[0]), torch.nan, dtype=dtype)
     if z_ref is not None:
         labelled = blocks(mask)
         number = max(sum(rows.shape[0] for rows in labelled), 1) if count is None else count.item()
@@ -54,7 +53,7 @@ def coordinate(
         if tau == "uniform":
             row_weight = torch.ones(rows.shape[0], dtype=dtype)
         else:
-            row_energy = energy_ratio(take(z, rows, dtype), wide)
+            row_energy = energy_ratio(take(z, rows, dtype), matrix)
             row_weight = reference.projection_weight(row_energy, energy_mean)
             energy.index_copy_(0, rows, row_energy)
         weight.index_copy_(0, rows, row_weight)
@@ -81,10 +80,9 @@ def labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
     if z.device.type != "cpu":
         return dense_labelled_energy(z, mask, matrix)
     dtype = compute_dtype(z)
-    wide = as_dtype(matrix, dtype)
     total = count = 0.0
     for rows in blocks(mask):
-        total += energy_ratio(take(z, rows, dtype), wide).sum().item()
+        total += energy_ratio(take(z, rows, dtype), matrix).sum().item()
         count += rows.shape[0]
     return torch.tensor([total, count], dtype=dtype)
 
@@ -94,18 +92,26 @@ def dense_labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
 
 
 def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:
-    """`reference.energy_ratio` for a symmetric matrix of z's dtype, from its upper triangle. z is overwritten: it ends up doubled.
-
-    Column panel by column panel of S, down to the diagonal block. What lies above that block counts twice, for its mirror image too, and
-    it meets columns of z that an earlier panel has doubled; powers of two round nothing.
-    """
+    """`reference.energy_ratio` for a symmetric matrix, from its upper triangle, in the dtype of z."""
     products = torch.empty_like(z)
-    for start in range(0, z.shape[1], PANEL):
-        end = min(start + PANEL, z.shape[1])
-        torch.mm(z[:, :end], matrix[:end, start:end], out=products[:, start:end])
-        z[:, start:end].mul_(2)
-    total = torch.linalg.vecdot(z, z).div_(4)
-    return reference.clamped_ratio(products.mul_(z).sum(1).div_(2), total)  # in place: vecdot would allocate the products once more
+    panels = derived(matrix, ("panels", z.dtype), lambda matrix: upper_panels(matrix.to(z.dtype)))
+    for panel, columns in zip(panels, products.split(PANEL, 1)):
+        torch.mm(z[:, : panel.shape[0]], panel, out=columns)
+    total = torch.linalg.vecdot(z, z)
+    return reference.clamped_ratio(products.mul_(z).sum(1), total)  # in place: vecdot would allocate the products once more
+
+
+def upper_panels(matrix: Tensor) -> list[Tensor]:
+    """Column panels of S down to the diagonal block, what lies above it doubled: it stands for its mirror image too.
+
+    A copy: doubling the columns of z instead, panel by panel, was measured and costs more than it saves.
+    """
+    panels = []
+    for start in range(0, matrix.shape[0], PANEL):
+        panel = matrix[: start + PANEL, start : start + PANEL].clone()
+        panel[:start] *= 2
+        panels.append(panel)
+    return panels
 
 
 def compute_dtype(z: Tensor) -> torch.dtype:

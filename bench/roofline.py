@@ -178,7 +178,7 @@ def _modelled_panel(axis, name: str, rows: list[dict[str, Any]]) -> None:
             where = {"xytext": (-6 if side == "right" else 6, -3), "textcoords": "offset points", "ha": side, "fontsize": 7}
             axis.annotate(f"{r['rows']} rows", (r["flop_per_byte"], r["gflop_per_s"]), **where)
     if rows:
-        axis.legend(fontsize=7, loc="lower right")
+        axis.legend(fontsize=7, loc="upper left")
 
 
 def _wrapped(lines: tuple[str, ...], width: int = 62) -> str:

@@ -18,7 +18,7 @@ from eagc_ops.kernels import reference
 from eagc_ops.subspace import solve_conceptor
 
 OPTIONS = {"lambda_a": 0.7, "lambda_p": 0.5, "anchor": "mean", "tau": "energy"}
-# The forms of a call: each compiles to another kernel. All but the first are tested at FORM_SHAPE, with half the rows labelled.
+# The forms of a call: each compiles to another kernel. All but the first are tested at one shape, with half the rows labelled.
 FORMS = {"default": {}, "uniform": {"tau": "uniform"}, "sum": {"anchor": "sum"}, "scaled": {"scale": 0.25, "count": 3.0}, "no anchor": {}}
 FORM_SHAPE = (300, 96)
 SHAPES = ((1, 1), (7, 33), (64, 100), (256, 384), (256, 768), (1000, 768), (300, 1024), (129, 4096), (5000, 768), (65536, 64))
@@ -94,7 +94,7 @@ def run(device: torch.device, repeats: int) -> Iterator[Result]:
                     for labelled in (0.0, 0.5, 1.0):
                         yield check(provider, precision, "default", dtype, rows, dim, labelled, device, times)
                 for form in list(FORMS)[1:]:
-                    yield check(provider, precision, form, dtype, *FORM_SHAPE, 0.5, device, times)
+                    yield check(provider, precision, form, dtype, *(SMALL_SHAPES[-1] if interpreted else FORM_SHAPE), 0.5, device, times)
 
 
 def precisions(provider: str, dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:

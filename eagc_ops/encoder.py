@@ -73,14 +73,17 @@ class AnchoredEncoder(nn.Module):
 
         `labelled_rows` as in `anchor`, `pixel_grad` as in `trunk`.
         """
-        tokens = x if x.ndim == 3 else self.trunk(x, pixel_grad=pixel_grad)
+        tokens = self.trunk(x, pixel_grad=pixel_grad)
         return self.student(tokens), None if self.reference is None else self.anchor(tokens, labelled_rows)
 
     def trunk(self, images: Tensor, *, pixel_grad: bool | None = False) -> Tensor:
         """Tokens (B, N, D) that enter block `grad_from_block`; no graph is kept unless `pixel_grad` lets gradients reach the images.
 
-        None: where the images require it. Images that the caller does not hold on to are freed once they are patches.
+        None: where the images require it. Images that the caller does not hold on to are freed once they are patches. Tokens that were
+        made before, (B, N, D) of a trunk cache, are returned as they are.
         """
+        if images.ndim == 3:
+            return self._checked(images)
         pixel_grad = images.requires_grad if pixel_grad is None else pixel_grad
         for name, parameter in self.vit.named_parameters():
             if parameter.requires_grad and not self._in_tail(name):
@@ -180,13 +183,16 @@ class AnchoredEncoder(nn.Module):
         return x
 
     def _feature(self, blocks: Iterable[nn.Module], tokens: Tensor) -> Tensor:
-        if tokens.ndim != 3 or tokens.shape[2] != self.vit.embed_dim:
-            raise ValueError(f"tokens must be (B, N, {self.vit.embed_dim}) as trunk() returns them, got {tuple(tokens.shape)}")
         *middle, last = blocks
-        x = self._run(middle, tokens)
+        x = self._run(middle, self._checked(tokens))
         # The norm acts on each token alone. norm(x)[:, 0], or a norm of the view x[:, 0], would keep all N tokens for the backward pass.
         cls = _cls_of_block(last, x) if self.cls_only else self._run([last], x)[:, 0].contiguous()
         return self.vit.norm(cls)
+
+    def _checked(self, tokens: Tensor) -> Tensor:
+        if tokens.ndim != 3 or tokens.shape[2] != self.vit.embed_dim:
+            raise ValueError(f"tokens must be (B, N, {self.vit.embed_dim}) as trunk() returns them, got {tuple(tokens.shape)}")
+        return tokens
 
     def _load(self, blocks: Iterable[nn.Module], state: Mapping[str, Tensor]) -> None:
         numbered = enumerate(blocks, self.grad_from_block)

@@ -10,7 +10,6 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
 from functools import wraps
 from pathlib import Path
 from typing import Any, NoReturn
@@ -92,8 +91,7 @@ def train(argv: list[str]) -> int:
         result = loop.resume(run, **given)
     else:
         run = output or RUNS / _name(config)
-        if "weights" not in given and config.dataset == "digits":
-            loop.Loop(replace(config, trunk_cache=None))  # what is wrong with the settings shows before a minute of pretraining
+        if "weights" not in given:
             config = with_encoder(config, run.parent, print if _main_process() else lambda _: None)
         result = loop.train(config, run)
     if _main_process():

@@ -24,8 +24,8 @@ from eagc_ops.training.config import Config, resolve
 from eagc_ops.training.data import open_data
 from eagc_ops.training.jobs import Job, default_jobs, run_jobs, unfinished
 from eagc_ops.training.loop import Loop
-from eagc_ops.training.pretrain import digits_encoder
-from eagc_ops.training.report import mean_std, measures, plus_minus, read_run, write_report
+from eagc_ops.training.pretrain import EPOCHS, digits_encoder
+from eagc_ops.training.report import measures, plus_minus, read_run, write_report
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a": ("SimGCD, pretrained", {"eagc": False, "warm_start": False}),
@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument("-o", "--output", type=Path, default=Path("runs/demo"), metavar="FOLDER", help="runs and report [runs/demo]")
     parser.add_argument("--seeds", type=int, default=3, metavar="N", help="seeds 0 to N - 1 of every variant [3]")
     parser.add_argument("--epochs", type=int, default=6, metavar="N", help="epochs of every run [6]")
-    parser.add_argument("--pretrain-epochs", type=int, default=10, metavar="N", help="epochs of the pretraining without labels [10]")
+    parser.add_argument("--pretrain-epochs", type=int, default=EPOCHS, metavar="N", help=f"epochs of pretraining without labels [{EPOCHS}]")
     parser.add_argument("--jobs", type=int, default=default_jobs("cpu"), metavar="N", help="runs at a time [one per core, up to 4]")
     parser.add_argument("--fresh", action="store_true", help="do everything again; without it, what is there is used")
     given = parser.parse_args(argv)
@@ -148,7 +148,7 @@ def summary(records: Records) -> list[str]:
         for variant, seeds in records.items()
     ]
     paired = [
-        [_title(variant), *(_signed(differences(records, variant, metric), digits) for metric, (_, digits) in COLUMNS.items())]
+        [_title(variant), *(plus_minus(differences(records, variant, metric), digits, "+") for metric, (_, digits) in COLUMNS.items())]
         for variant in records
         if variant != BASELINE
     ]
@@ -196,12 +196,6 @@ def _direction(values: list[float]) -> str:
     if len(values) in (up, down):
         return f"{'up' if up else 'down'} on all {len(values)} seeds"
     return "unchanged" if up == down == 0 else f"mixed ({up} up, {down} down)"
-
-
-def _signed(values: list[float], digits: int) -> str:
-    mean, _ = mean_std(values)
-    text = plus_minus(values, digits)
-    return text if math.isnan(mean) or mean < 0 else f"+{text}"
 
 
 def _title(variant: str) -> str:

@@ -23,7 +23,6 @@ from eagc_ops.training.batches import Batches
 from eagc_ops.training.config import ConfigError, add_config_arguments, config_from_arguments
 from eagc_ops.training.evaluation import accuracy
 from eagc_ops.training.progress import bar as progress_bar
-from eagc_ops.training.reference import trunk_tokens
 
 LARGEST, RESTARTS = 1000, 10  # the published search; scikit-learn's own default of restarts has changed from 10 to 1
 SETTINGS = ("dataset", "root", "split_file", "image_size", "backbone", "weights", "seed", "device", "workers")
@@ -99,7 +98,7 @@ def all_features(encoder: AnchoredEncoder, batches: Batches) -> tuple[Tensor, Te
     device, z, label = next(encoder.parameters()).device, [], []
     for part in (batches.labelled(), batches.unlabelled()):
         for batch in part:
-            z.append(encoder.student(trunk_tokens(encoder, batch.views[0].to(device, non_blocking=True))).float())
+            z.append(encoder.student(encoder.trunk(batch.views[0].to(device, non_blocking=True))).float())
             label.append(batch.label.where(batch.labelled, -1))
     return torch.cat(z), torch.cat(label)
 

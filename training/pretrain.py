@@ -19,12 +19,13 @@ from eagc_ops.training.backbones import load_backbone
 from eagc_ops.training.checkpoint import load_checkpoint, save_checkpoint
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.data import GCDData, open_data
+from eagc_ops.training.loop import Loop
 from eagc_ops.training.methods.base import cosine
 from eagc_ops.training.methods.losses import info_nce
 
-EPOCHS = 10
+FILE, EPOCHS = "digits.safetensors", 10
 NEIGHBOURS, NEEDED = 5, 0.9  # k-NN accuracy of the frozen features; a weaker encoder shows nothing
-PRETRAINING = {"format": 1, "batch_size": 64, "lr": 1e-3, "weight_decay": 0.05, "temperature": 0.2, "contrast": 0.2}
+PRETRAINING = {"format": 2, "batch_size": 64, "lr": 1e-3, "weight_decay": 0.05, "temperature": 0.2, "contrast": 0.2}
 
 
 class DigitsEncoder(NamedTuple):
@@ -53,37 +54,35 @@ def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = p
     """The configuration, for `digits` with the pretrained encoder in `folder`: random weights would show nothing. Others as they are."""
     if config.dataset != "digits" or config.backbone != "vit_digits":
         return config
-    encoder = digits_encoder(folder / "digits.safetensors", open_data("digits", config.root, image_size=config.image_size), EPOCHS)
+    file = folder / FILE
+    if not file.exists():
+        Loop(replace(config, k=None, trunk_cache=None))  # what is wrong with the settings shows before a minute of pretraining
+    encoder = digits_encoder(file, open_data("digits", config.root, image_size=config.image_size), EPOCHS)
     say(encoder)
     return replace(config, weights=str(encoder.file))
 
 
 def digits_encoder(file: Path, data: GCDData, epochs: int) -> DigitsEncoder:
-    """The encoder in `file`, pretrained on all images of `data` first if the file is not there."""
-    merged = data.merged
-    pixels = torch.stack([data.test_transform(merged[i][0]) for i in range(len(merged))])
-    label = torch.cat([data.labelled.labels, data.unlabelled.labels])
-    weights, seconds = pretrained(file, pixels, epochs)
-    vit = load_backbone("vit_digits", weights, image_size=data.image_size, channels=data.channels)
-    with torch.no_grad():
-        found, raw = (knn_accuracy(features, label) for features in (vit(pixels), pixels.flatten(1)))
-    return DigitsEncoder(weights, epochs, seconds, found, raw)
-
-
-def pretrained(file: Path, pixels: Tensor, epochs: int) -> tuple[Path, float | None]:
-    """The pretrained weights, and the seconds it took to make them; None: they were there."""
-    key = {**PRETRAINING, "epochs": epochs, "images": list(pixels.shape)}
+    """The encoder in `file`, pretrained on all images of `data` first if the file is not there; what it is worth is kept with it."""
+    key = {**PRETRAINING, "epochs": epochs, "images": [len(data.merged), data.channels, data.image_size]}
     # Of several processes one makes it and the others wait; if it dies, the launcher ends them.
     while not file.exists() and os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(0.5)
     if file.exists():
-        if load_checkpoint(file)[1] != {"key": key}:
+        state = load_checkpoint(file)[1]
+        if state.get("key") != key:
             raise ConfigError(f"{file} was pretrained with other settings: delete it, or choose another --output")
-        return file, None
+        return DigitsEncoder(file, epochs, None, state["accuracy"], state["raw_accuracy"])
+    pixels = torch.stack([data.test_transform(data.merged[i][0]) for i in range(len(data.merged))])
+    label = torch.cat([data.labelled.labels, data.unlabelled.labels])
     started = time.perf_counter()
+    vit = pretrain(pixels, epochs)
+    seconds = time.perf_counter() - started
+    with torch.no_grad():
+        found, raw = (knn_accuracy(features, label) for features in (vit(pixels), pixels.flatten(1)))
     file.parent.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(file, pretrain(pixels, epochs).state_dict(), {"key": key})
-    return file, time.perf_counter() - started
+    save_checkpoint(file, vit.state_dict(), {"key": key, "accuracy": found, "raw_accuracy": raw})
+    return DigitsEncoder(file, epochs, seconds, found, raw)
 
 
 def pretrain(pixels: Tensor, epochs: int) -> nn.Module:

@@ -62,7 +62,7 @@ def train_reference(encoder: AnchoredEncoder, loader: TrainLoader, config: Confi
             group["lr"] = cosine(epoch, config.reference_epochs, config.reference_lr, 1e-3 * config.reference_lr)
         losses = []
         for batch in loader.epoch(epoch):
-            z = encoder.student(trunk_tokens(encoder, torch.cat(batch.views).to(device, non_blocking=True)))
+            z = encoder.student(encoder.trunk(torch.cat(batch.views).to(device, non_blocking=True)))
             label = batch.label.repeat(len(batch.views)).to(device, non_blocking=True)
             loss = F.cross_entropy(head(z) / TEMPERATURE, label)
             optimiser.zero_grad()
@@ -84,7 +84,7 @@ def train_reference(encoder: AnchoredEncoder, loader: TrainLoader, config: Confi
 def known_subspace(encoder: AnchoredEncoder, batches: Iterable[Batch], config: Config) -> Subspace:
     """S^known and the mean energy ratio of labelled data, from Z_old = E_r(D_L) under the test transform. fp32, not centred."""
     device = next(encoder.parameters()).device
-    features = (encoder.anchor(trunk_tokens(encoder, batch.views[0].to(device, non_blocking=True))) for batch in batches)
+    features = (encoder.anchor(encoder.trunk(batch.views[0].to(device, non_blocking=True))) for batch in batches)
     return Subspace.pca(features, config.pca_k) if config.subspace == "pca" else Subspace.conceptor(features, config.aperture)
 
 
@@ -102,8 +102,3 @@ def stored(store: Path, key: dict[str, Any], make: Callable[[], dict[str, Tensor
         store.mkdir(parents=True, exist_ok=True)
         save_checkpoint(file, tensors, {"key": key})
     return tensors
-
-
-def trunk_tokens(encoder: AnchoredEncoder, x: Tensor) -> Tensor:
-    """Tokens of images (B, C, H, W); tokens (B, N, D) from a trunk cache are returned as they are."""
-    return x if x.ndim == 3 else encoder.trunk(x)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import html
 import math
+import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import fields
@@ -88,8 +89,14 @@ def write_report(
         body = "\n".join(_section(members, names or {}, changes if pictures else None) for members in sections.values())
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
-    atomic_write(output / "report.html", PAGE.replace("{body}", body).encode())
+    atomic_write(output / "report.html", page("EAGC report", "EAGC report", body).encode())
     return output / "report.html"
+
+
+def page(title: str, heading: str, body: str, style: str = "") -> str:
+    """A self-contained HTML page. `body` is HTML; `style`: more CSS."""
+    parts = {"title": html.escape(title), "heading": html.escape(heading), "style": style, "body": body}
+    return re.sub(r"\{(title|heading|style|body)\}", lambda match: parts[match[1]], PAGE)
 
 
 def read_run(path: str | Path) -> Run:
@@ -129,14 +136,14 @@ def mean_std(values: Iterable[float]) -> tuple[float, float]:
     return mean, statistics.stdev(values) if len(values) > 1 else math.nan
 
 
-def plus_minus(values: Iterable[float], digits: int = 1) -> str:
-    """`mean ± std` as text; the std is left out where there is one value, and a dash stands for none.
+def plus_minus(values: Iterable[float], digits: int = 1, sign: str = "") -> str:
+    """`mean ± std` as text; the std is left out where there is one value, and a dash stands for none. `sign` "+": also of positive means.
 
     >>> plus_minus([1.0, 2.0, 3.0]), plus_minus([0.5], 2), plus_minus([])
     ('2.0 ± 1.0', '0.50', '-')
     """
     mean, std = mean_std(values)
-    return "-" if math.isnan(mean) else f"{mean:.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
+    return "-" if math.isnan(mean) else f"{mean:{sign}.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
 
 
 def grouped(runs: Sequence[Run], names: Mapping[Path, str] | None = None) -> list[Group]:
@@ -493,14 +500,14 @@ def _figure(
 
 
 PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>EAGC report</title><style>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title><style>
 body { font: 15px/1.45 system-ui, sans-serif; color: #222; max-width: 1150px; margin: 2em auto; padding: 0 1em; }
 table { border-collapse: collapse; margin: 1em 0; font-size: 13px; display: block; overflow-x: auto; }
 th, td { border-bottom: 1px solid #ddd; padding: 4px 8px; text-align: right; vertical-align: top; }
 th[scope=row], table td:first-child { text-align: left; } thead th { font-weight: 600; }
 small, figcaption, .note { color: #555; } .note, figcaption { font-size: 13px; } .warnings { color: #a33; }
 figure { margin: 2em 0; } svg { max-width: 100%; height: auto; } pre { font-size: 12px; }
-</style></head><body><h1>EAGC report</h1>
+{style}</style></head><body><h1>{heading}</h1>
 {body}
 </body></html>
 """

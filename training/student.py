@@ -42,11 +42,8 @@ class Student(nn.Module):
 
     def encode(self, views: list[Tensor], rows: Rows, labelled_rows: Tensor) -> tuple[Tensor, Tensor | None]:
         """z = E(x) (n, D), and z_hat = E_r(x) on labelled rows (None without a reference)."""
-        if views[0].ndim == 4:
-            # The joined views are handed over, not kept: the trunk frees this second copy of the pixels once they are patches.
-            tokens = self.encoder.trunk(self.method.inputs(views, rows.position), pixel_grad=None)
-        else:
-            tokens = self.method.inputs(views, rows.position)
+        # The joined views are handed over, not kept: the trunk frees this second copy of the pixels once they are patches.
+        tokens = self.encoder.trunk(self.method.inputs(views, rows.position), pixel_grad=None)
         return self.encoder.student(tokens), None if self.encoder.reference is None else self.encoder.anchor(tokens, labelled_rows)
 
     def heads(self, z: Tensor, z_hat: Tensor | None, rows: Rows) -> tuple[tuple[Tensor, ...], Tensor | None]:
@@ -125,7 +122,7 @@ class StudentFeatures:
         for i, batch in enumerate(batches):
             if i % world == rank:
                 x = inputs([batch.views[0].to(device, non_blocking=True)])
-                features.append(encoder.student(x if x.ndim == 3 else encoder.trunk(x)).float())
+                features.append(encoder.student(encoder.trunk(x)).float())
             else:
                 features.append(torch.zeros(len(batch.label), encoder.vit.embed_dim, device=device))
             columns.append((batch.label, batch.uq_idx, batch.labelled))

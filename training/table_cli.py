@@ -256,11 +256,13 @@ def _overhead(given: Namespace) -> int:
             print(line, end="", flush=True)
             lines.append(line)
     if process.returncode == 0:
+        from eagc_ops.training.report import page
+
         text = "".join(lines)
         (home / "table.md").write_text(f"# {TABLES['overhead'].caption}\n\n{text}", encoding="utf-8")
-        page = "".join(_block(block) for block in text.split("\n\n"))
         picture = (home / "overhead.svg").read_text(encoding="utf-8")
-        (home / "table.html").write_text(OVERHEAD_PAGE.replace("{body}", page + picture[picture.index("<svg") :]), encoding="utf-8")
+        body = "".join(_block(block) for block in text.split("\n\n")) + picture[picture.index("<svg") :]
+        (home / "table.html").write_text(page("EAGC table: overhead", TABLES["overhead"].caption, body), encoding="utf-8")
         print(f"table: {home / 'table.md'}, {home / 'table.html'}")
     return process.returncode
 
@@ -272,11 +274,3 @@ def _block(text: str) -> str:
     head, _, *rows = ([html.escape(cell.strip()) for cell in line.strip().strip("|").split("|")] for line in text.strip().splitlines())
     lines = [f"<tr><th>{'</th><th>'.join(head)}</th></tr>", *(f"<tr><td>{'</td><td>'.join(row)}</td></tr>" for row in rows)]
     return f"<table>{''.join(lines)}</table>"
-
-
-OVERHEAD_PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><title>EAGC table: overhead</title><style>
-body { font: 15px/1.45 system-ui, sans-serif; margin: 2em; } table { border-collapse: collapse; margin: 1em 0; font-size: 13px; }
-th, td { border-bottom: 1px solid #ddd; padding: 4px 8px; text-align: right; } td:first-child, th:first-child { text-align: left; }
-</style></head><body><h1>Computational overhead</h1>{body}</body></html>
-"""

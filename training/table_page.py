@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from eagc_ops.training.checkpoint import atomic_write
 from eagc_ops.training.data import SPECS
 from eagc_ops.training.paper_values import PAPER
-from eagc_ops.training.report import PAGE, Run, mean_std, measures, plus_minus, read_run, write_report
+from eagc_ops.training.report import Run, mean_std, measures, page, plus_minus, read_run, write_report
 from eagc_ops.training.tables import AVERAGE, NAMES, TABLES, Row
 
 COLUMNS = {  # measure: heading, digits
@@ -75,10 +75,7 @@ def write_table(name: str, folder: Path, store: Path) -> str:
     body = [f"<p>{html.escape(_note(name))}</p>"]
     body += [f"<h2>{html.escape(grid.caption)}</h2>{_html(grid)}" for grid in grids if grid.rows]
     body += ["<h2>Conditions</h2><ul>", *(f"<li>{html.escape(line)}</li>" for line in conditions), "</ul>", *_figures(filled)]
-    title = f"EAGC table: {name}"
-    page = PAGE.replace("<title>EAGC report</title>", f"<title>{title}</title>").replace("</head>", f"<style>{STYLE}</style></head>")
-    page = page.replace("<h1>EAGC report</h1>", f"<h1>{html.escape(TABLES[name].caption)}</h1>").replace("{body}", "\n".join(body))
-    atomic_write(folder / "table.html", page.encode())
+    atomic_write(folder / "table.html", page(f"EAGC table: {name}", TABLES[name].caption, "\n".join(body), STYLE).encode())
     measured = _results(name, filled._replace(groups=filled.measured))
     return _markdown(measured._replace(rows=[row for row in measured.rows if any(ours != "-" for ours, _ in row[2])]))
 
@@ -136,11 +133,11 @@ def _differences(name: str, filled: Filled) -> Grid:
         digits = COLUMNS[measure][1]
         if row.key == AVERAGE:
             means = [mean_std(paired(own.key, own.against[0], group, measure))[0] for own in mean_of]
-            return _signed([statistics.fmean(means)], digits), _text(_printed(name, AVERAGE, group, place), digits, "+")
+            return plus_minus([statistics.fmean(means)], digits, "+"), _text(_printed(name, AVERAGE, group, place), digits, "+")
         key, other = row.key.split(" - ")
         printed = [_printed(name, which, group, place) for which in (key, other)]
         paper = None if None in printed else printed[0] - printed[1]
-        return _signed(paired(key, other, group, measure), digits), _text(paper, digits, "+")
+        return plus_minus(paired(key, other, group, measure), digits, "+"), _text(paper, digits, "+")
 
     caption = "Paired differences: same seed, data and draws; mean ± std over seeds; the paper's difference in brackets"
     return _grid(name, filled, caption, table.columns, rows, cell, count=lambda row, group: _pairs_of(row, group, filled))
@@ -186,11 +183,6 @@ def _printed(name: str, row: str, group: str, place: int) -> float | None:
 
 def _text(value: float | None, digits: int, sign: str = "") -> str:
     return "" if value is None else f"{value:{sign}.{digits}f}"
-
-
-def _signed(values: list[float], digits: int) -> str:
-    text = plus_minus(values, digits)
-    return text if text.startswith("-") else f"+{text}"
 
 
 # Writing ---------------------------------------------------------------------------------------------------------------------------
@@ -260,8 +252,8 @@ def _figures(filled: Filled) -> list[str]:
     parts = []
     for (dataset, method), names in members.items():
         with tempfile.TemporaryDirectory() as folder:
-            page = write_report(list(names), folder, names).read_text(encoding="utf-8")
-        content = re.search(r"<body>(.*)</body>", page, re.DOTALL)[1]
+            written = write_report(list(names), folder, names).read_text(encoding="utf-8")
+        content = re.search(r"<body>(.*)</body>", written, re.DOTALL)[1]
         content = re.sub(r"<h[12]>.*?</h[12]>", "", content)
         parts.append(f"<details><summary>Curves of {NAMES[method]} on {SPECS[dataset].title}</summary>{content}</details>")
     return parts

@@ -4,9 +4,9 @@ import warnings
 
 import pytest
 import torch
+from no_waiting import NoWaiting
 from operator_cases import OPTIONS, make_case
 from torch import nn
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from eagc_ops import EAGC, Subspace, eagc_op, kernels
 from eagc_ops.kernels import torch_path
@@ -125,18 +125,6 @@ def test_compiled_model_inside_a_checkpoint_counts_a_batch_once():
     z = case.z.clone().requires_grad_()
     torch.utils.checkpoint.checkpoint(run, z, use_reentrant=True).sum().backward()
     assert torch.equal(module.energy_ref, plain.energy_ref)
-
-
-class NoWaiting(TorchDispatchMode):
-    """Raises on what would make the host wait for a GPU: reading a value, or an output whose size depends on values."""
-
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        name = func.overloadpacket.__name__
-        # fresh.item() of a CPU constant made on the host would be fine on a GPU too; nothing here needs it
-        assert name not in ("_local_scalar_dense", "nonzero", "masked_select", "unique2", "equal"), f"{name} waits for the device"
-        if name == "index":
-            assert not any(isinstance(i, torch.Tensor) and i.dtype == torch.bool for i in args[1]), "a boolean index waits for the device"
-        return func(*args, **(kwargs or {}))
 
 
 def test_the_mode_catches_what_the_cpu_path_does():

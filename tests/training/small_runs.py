@@ -93,6 +93,23 @@ def small_config(data: dict[str, str], method: str = "small", preset: str = "rel
     return resolve(method, "folder", preset, **{**settings, **switches})
 
 
+class FirstStep(loop.Callback):
+    """Gradients of the tail in the first step, and the coordinator."""
+
+    found = None
+
+    def before_update(self, loop, batch):
+        if self.found is None:
+            self.found = [p.grad.clone() for p in loop.student.encoder.tail.parameters()]
+            self.eagc = loop.student.eagc
+
+
+def published(method: str, preset: str, field: str) -> list:
+    """A column of the published tables of settings."""
+    names = ("cub", "scars", "aircraft", "cifar100", "imagenet100", "herbarium19", "cifar10")
+    return [getattr(resolve(method, dataset, preset), field) for dataset in names]
+
+
 def kill_at(where: str, count: int) -> None:
     """Make this process kill itself at the count-th update, half-way through the count-th write of a checkpoint, or just before the
     count-th checkpoint gets its name."""

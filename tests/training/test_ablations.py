@@ -8,7 +8,7 @@ import sys
 import pytest
 import small_runs
 import torch
-from small_runs import small_config
+from small_runs import FirstStep, small_config
 from torch.nn import functional as F
 
 from eagc_ops.encoder import AnchoredEncoder
@@ -23,11 +23,6 @@ from eagc_ops.training.run import RunFolder
 GENTLE = {"backbone_lr": 0.01, "head_lr": 0.01}  # steps that do not blow rounding up
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return small_runs.write_files(tmp_path_factory.mktemp("images"))
 
 
 def weights(folder):
@@ -90,17 +85,6 @@ def by_hand(alignment, z, z_hat):
     others = ~torch.eye(len(z), dtype=torch.bool)
     p, q = ((g[others].view(len(z), -1) / 0.1).softmax(1) for g in (gram, gram_hat))
     return (q * (q / p).log()).sum(1).mean()
-
-
-class FirstStep(Callback):
-    """Gradients of the tail in the first step, and the coordinator."""
-
-    found = None
-
-    def before_update(self, loop, batch):
-        if self.found is None:
-            self.found = [p.grad.clone() for p in loop.student.encoder.tail.parameters()]
-            self.eagc = loop.student.eagc
 
 
 @pytest.mark.parametrize("alignment", ["proximal", "gram", "relation"])

@@ -8,7 +8,6 @@ import subprocess
 import sys
 
 import pytest
-import small_runs
 import test_data_layouts as layouts
 import torch
 
@@ -23,21 +22,16 @@ TINY = ["--backbone", "vit_digits", "--image-size", "16", "--device", "cpu", "--
 GENTLE = ["--backbone-lr", "0.01", "--head-lr", "0.01"]  # steps that do not blow rounding up
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return small_runs.write_files(tmp_path_factory.mktemp("images"))
-
-
-def folder_options(files):
-    return ["--dataset", "folder", "--root", files["root"], "--split-file", files["split_file"], "--weights", files["weights"]]
+def folder_options(data):
+    return ["--dataset", "folder", "--root", data["root"], "--split-file", data["split_file"], "--weights", data["weights"]]
 
 
 @pytest.fixture(scope="module")
-def trained(files, tmp_path_factory):
+def trained(data, tmp_path_factory):
     """A run of two epochs of 7 steps on a plain image folder, by the command line: its folder."""
     run = tmp_path_factory.mktemp("runs") / "run"
     assert (
-        main(["train", "--method", "small", *folder_options(files), *TINY, "--batch-size", "8", "--preset", "release", "-o", str(run)]) == 0
+        main(["train", "--method", "small", *folder_options(data), *TINY, "--batch-size", "8", "--preset", "release", "-o", str(run)]) == 0
     )
     return run
 
@@ -56,7 +50,7 @@ def logged(run):
 
 
 @pytest.mark.parametrize(("dataset", "method"), [("cub", "small"), ("cifar10", "small"), ("folder", "simgcd")])
-def test_two_epochs_by_the_command_line(dataset, method, pictures, files, tmp_path, capsys):
+def test_two_epochs_by_the_command_line(dataset, method, pictures, data, tmp_path, capsys):
     root, split = tmp_path / "data", tmp_path / "split.pkl"
     if dataset == "cub":
         layouts.cub_root(root, layouts.Linker(pictures))
@@ -66,7 +60,7 @@ def test_two_epochs_by_the_command_line(dataset, method, pictures, files, tmp_pa
         layouts.cifar10_root(root, None)
         options = ["--root", str(root), "--batch-size", "32"]
     else:
-        options = [*folder_options(files)[2:], "--batch-size", "32"]
+        options = [*folder_options(data)[2:], "--batch-size", "32"]
     run = tmp_path / "run"
     assert main(["train", "--method", method, "--dataset", dataset, *options, *TINY, "--warm-start", "-o", str(run)]) == 0
     out, err = capsys.readouterr()
@@ -96,8 +90,8 @@ def test_best_weights_are_evaluated_on_request(trained, capsys):
     assert scores(capsys.readouterr().out) == [[f"{100 * best[name]:.2f}" for name in ("all", "old", "new")]]
 
 
-def test_a_run_that_was_interrupted_goes_on(files, trained, tmp_path, capsys, monkeypatch):
-    options = ["--method", "small", *folder_options(files), *TINY, "--batch-size", "8", "--preset", "release", "-o", str(tmp_path / "run")]
+def test_a_run_that_was_interrupted_goes_on(data, trained, tmp_path, capsys, monkeypatch):
+    options = ["--method", "small", *folder_options(data), *TINY, "--batch-size", "8", "--preset", "release", "-o", str(tmp_path / "run")]
     finish = loop.Loop._finish_epoch
 
     def interrupted(self, *arguments):
@@ -117,9 +111,9 @@ def test_a_run_that_was_interrupted_goes_on(files, trained, tmp_path, capsys, mo
     assert "is complete" in capsys.readouterr().out
 
 
-def test_the_default_folder_names_the_run(files, tmp_path, monkeypatch, capsys):
+def test_the_default_folder_names_the_run(data, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
-    options = [*folder_options(files), *TINY, "--batch-size", "8", "--epochs", "1"]
+    options = [*folder_options(data), *TINY, "--batch-size", "8", "--epochs", "1"]
     assert main(["train", "--method", "small", *options, "--no-eagc", "--seed", "3"]) == 0
     assert (tmp_path / "runs" / "folder-small-paper-no-eagc-seed3" / "result.json").exists()
     capsys.readouterr()
@@ -128,8 +122,8 @@ def test_the_default_folder_names_the_run(files, tmp_path, monkeypatch, capsys):
 # Two processes -------------------------------------------------------------------------------------------------------------------
 
 
-def test_ten_steps_in_two_processes_are_those_of_one(files, tmp_path):
-    options = ["--method", "simgcd", *folder_options(files), *TINY, *GENTLE, "--epochs", "1", "--batch-size", "6", "--preset", "release"]
+def test_ten_steps_in_two_processes_are_those_of_one(data, tmp_path):
+    options = ["--method", "simgcd", *folder_options(data), *TINY, *GENTLE, "--epochs", "1", "--batch-size", "6", "--preset", "release"]
     options += ["--log-every", "1"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "eagc_ops.cli"]

@@ -52,11 +52,6 @@ class Counting(small_runs.Noisy):
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return small_runs.write_files(tmp_path_factory.mktemp("images"))
-
-
 class Spy(Callback):
     """What the step of a run knows, copied: weights before and after, the applied gradients by name."""
 
@@ -246,7 +241,8 @@ def test_the_trunk_sees_the_test_images_once(data, tmp_path, monkeypatch):
     seen, trunk = [], AnchoredEncoder.trunk
 
     def counted(self, images, **options):
-        seen.append(len(images))
+        if images.ndim == 4:  # tokens that were kept pass through
+            seen.append(len(images))
         return trunk(self, images, **options)
 
     monkeypatch.setattr(AnchoredEncoder, "trunk", counted)

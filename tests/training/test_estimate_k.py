@@ -23,11 +23,6 @@ from eagc_ops.training.run import RunFolder
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return small_runs.write_files(tmp_path_factory.mktemp("images"))
-
-
 def blobs(classes=12, known=8, each=20, scale=True):
     g = torch.Generator().manual_seed(0)
     y = torch.arange(classes * each) % classes

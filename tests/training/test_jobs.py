@@ -19,19 +19,14 @@ from eagc_ops.training.jobs import Job, default_jobs, run_jobs, unfinished
 from eagc_ops.training.run import RunFolder
 
 
-@pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    return small_runs.write_files(tmp_path_factory.mktemp("images"))
+def config(data, **switches):
+    return small_runs.small_config(data, "simgcd", epochs=1, reference_epochs=1, **switches)
 
 
-def config(files, **switches):
-    return small_runs.small_config(files, "simgcd", epochs=1, reference_epochs=1, **switches)
-
-
-def test_several_processes_in_order_and_a_failure(files, tmp_path):
-    first = Job(config(files), tmp_path / "first", {})
-    second = Job(config(files, lambda_a=0.0), tmp_path / "second", {}, after=(first.folder,))  # uses the first one's reference model
-    broken = Job(config(files, trainable_blocks=9), tmp_path / "broken", {})
+def test_several_processes_in_order_and_a_failure(data, tmp_path):
+    first = Job(config(data), tmp_path / "first", {})
+    second = Job(config(data, lambda_a=0.0), tmp_path / "second", {}, after=(first.folder,))  # uses the first one's reference model
+    broken = Job(config(data, trainable_blocks=9), tmp_path / "broken", {})
     ended = list(run_jobs([first, second, broken], at_a_time=2))
     results = {job.folder.name: result for job, result in ended}
     assert list(results).index("first") < list(results).index("second")
@@ -57,14 +52,14 @@ def test_several_processes_in_order_and_a_failure(files, tmp_path):
             unfinished([other], "look elsewhere")
 
 
-def test_a_killed_process_fails_its_jobs_and_nothing_hangs(files, tmp_path):
+def test_a_killed_process_fails_its_jobs_and_nothing_hangs(data, tmp_path):
     def kill_one():
         while not list(tmp_path.glob("*/run.json")):  # a run has begun
             time.sleep(0.02)
         os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
 
-    pair = [Job(config(files, eagc=False, seed=seed), tmp_path / f"seed{seed}", {}) for seed in (0, 1)]
-    pair.append(Job(config(files, eagc=False, seed=2), tmp_path / "seed2", {}, after=(pair[0].folder,)))
+    pair = [Job(config(data, eagc=False, seed=seed), tmp_path / f"seed{seed}", {}) for seed in (0, 1)]
+    pair.append(Job(config(data, eagc=False, seed=2), tmp_path / "seed2", {}, after=(pair[0].folder,)))
     thread = threading.Thread(target=kill_one)
     thread.start()
     ended = {job.folder: result for job, result in run_jobs(pair, at_a_time=2)}
@@ -76,17 +71,17 @@ def test_a_killed_process_fails_its_jobs_and_nothing_hangs(files, tmp_path):
     assert unfinished(pair) == []
 
 
-def test_in_one_process_a_failure_does_not_stop_the_others(files, tmp_path):
+def test_in_one_process_a_failure_does_not_stop_the_others(data, tmp_path):
     (tmp_path / "good").mkdir()
     (tmp_path / "good" / "run.json.partial").write_text("{")  # killed before it began
-    pair = [Job(config(files, trainable_blocks=9), tmp_path / "bad", {}), Job(config(files, eagc=False), tmp_path / "good", {})]
+    pair = [Job(config(data, trainable_blocks=9), tmp_path / "bad", {}), Job(config(data, eagc=False), tmp_path / "good", {})]
     (_, bad), (_, good) = run_jobs(pair, at_a_time=1)
     assert isinstance(bad, ConfigError)
     assert good["last"]["epoch"] == 0
 
 
-def test_an_estimated_k_is_the_run_that_asked_for_it(tmp_path, files):
-    asked = config(files, k="estimate")
+def test_an_estimated_k_is_the_run_that_asked_for_it(tmp_path, data):
+    asked = config(data, k="estimate")
     RunFolder.create(tmp_path / "run", dataclasses.replace(asked, k=6), {"k_estimate": {"k": 6}})
     assert [job.folder.name for job in unfinished([Job(asked, tmp_path / "run", {})])] == ["run"]
     RunFolder.create(tmp_path / "given", dataclasses.replace(asked, k=6), {})

@@ -1,10 +1,12 @@
 """LegoGCD's two terms against the published formulas, written out with Python loops in fp64, and its running mean prediction."""
 
+import functools
 import math
 
 import pytest
 import torch
-from torch.utils._python_dispatch import TorchDispatchMode
+from no_waiting import NoWaiting
+from small_runs import published
 
 from eagc_ops.training.config import resolve
 from eagc_ops.training.methods import METHODS, Problem, Rows
@@ -156,27 +158,15 @@ def test_a_row_of_probability_one_has_finite_gradients():
 
 
 def test_the_loss_never_waits_for_the_device():
-    aten = torch.ops.aten
-
-    class NoSync(TorchDispatchMode):
-        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-            assert func.overloadpacket not in (aten._local_scalar_dense, aten.nonzero, aten.masked_select), func
-            indices = args[1] if func.overloadpacket in (aten.index, aten.index_put, aten.index_put_) else ()
-            assert not any(i is not None and i.dtype == torch.bool for i in indices), "boolean index"
-            return func(*args, **(kwargs or {}))
-
     method, z = legogcd(), torch.randn(ROWS, 16, dtype=torch.float64)
     rows = batch()
-    with NoSync():
+    with NoWaiting():
         loss = method.loss(method(z), rows)
         (loss.supervised + loss.unsupervised).backward()
 
 
 def test_presets_of_the_published_tables():
-    def column(preset, field):
-        names = ("cub", "scars", "aircraft", "cifar100", "imagenet100", "herbarium19", "cifar10")
-        return [getattr(resolve("legogcd", dataset, preset), field) for dataset in names]
-
+    column = functools.partial(published, "legogcd")
     for preset in ("baseline", "paper", "release"):
         assert column(preset, "threshold") == [0.7, 0.85, 0.9, 0.85, 0.8, 0.7, 0.95]
         assert column(preset, "memax_weight") == [2, 1, 1, 2, 1, 1, 1]

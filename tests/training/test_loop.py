@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import small_runs
 import torch
-from small_runs import small_config
+from small_runs import FirstStep, small_config
 from torch.nn import functional as F
 
 from eagc_ops import Subspace
@@ -30,11 +30,6 @@ SCRIPT = Path(small_runs.__file__)
 GENTLE = {"backbone_lr": 0.01, "head_lr": 0.01}  # steps that do not blow rounding up
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return small_runs.write_files(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -212,16 +207,7 @@ def test_eagc_with_both_strengths_zero_is_no_eagc_bit_for_bit(data, tmp_path):
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_gradient_of_a_step_is_loss_plus_alignment_minus_projection(data, tmp_path, accumulation):
     """One step, by autograd and the paper's formulas: the anchor as a proximal loss, the projection as a correction of dL/dz."""
-
-    class Gradients(Callback):
-        found = None
-
-        def before_update(self, loop, batch):
-            if self.found is None:
-                self.found = [p.grad.clone() for p in loop.student.encoder.tail.parameters()]
-                self.eagc = loop.student.eagc
-
-    seen = Gradients()
+    seen = FirstStep()
     # Not warm-started, so that z differs from z_hat; energies fixed; strengths that show
     config = small_config(data, warm_start=False, energy_momentum=None, lambda_a=200.0, lambda_p=0.9, epochs=1, accumulation=accumulation)
     train(config, tmp_path / "run", [seen])

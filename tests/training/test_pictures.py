@@ -30,11 +30,6 @@ SETS = ("labelled", "known, unlabelled", "novel")
 
 
 @pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return small_runs.write_files(tmp_path_factory.mktemp("images"))
-
-
-@pytest.fixture(scope="module")
 def runs(data, tmp_path_factory):
     """Plain with seeds 2 and 1, coordinated with seed 1; and one whose reference model is another."""
     home = tmp_path_factory.mktemp("runs")

@@ -9,7 +9,6 @@ from sklearn.neighbors import KNeighborsClassifier
 
 from eagc_ops.training import pretrain
 from eagc_ops.training.backbones import load_backbone
-from eagc_ops.training.checkpoint import save_checkpoint
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.data import open_data
 from eagc_ops.training.pretrain import affine, digits_encoder, knn_accuracy
@@ -68,15 +67,15 @@ def test_a_run_on_digits_gets_the_encoder_and_others_do_not(tmp_path, monkeypatc
 
 
 def test_of_several_processes_one_makes_the_encoder_and_the_others_wait(tmp_path, monkeypatch):
-    pixels, file = torch.zeros(2, 1, 8, 8), tmp_path / "weights.safetensors"
-    key = {**pretrain.PRETRAINING, "epochs": 1, "images": [2, 1, 8, 8]}
-    waited = []
+    data, file, other = open_data("digits"), tmp_path / "weights.safetensors", tmp_path / "other.safetensors"
+    monkeypatch.setattr(pretrain, "pretrain", lambda pixels, epochs: load_backbone("vit_digits", image_size=16, channels=1))
+    made, waited = digits_encoder(other, data, epochs=1), []
 
     def sleep(seconds):
         waited.append(seconds)
-        save_checkpoint(file, {"x": torch.zeros(1)}, {"key": key})  # the other process is done
+        other.rename(file)  # the other process is done
 
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(pretrain.time, "sleep", sleep)
-    assert pretrain.pretrained(file, pixels, 1) == (file, None)
+    assert digits_encoder(file, data, epochs=1) == made._replace(file=file, seconds=None)
     assert len(waited) == 1

@@ -1,12 +1,12 @@
 """SPTNet: prompts, phases and schedules against the published numbers, gradients against a whole ViT, and where it may start."""
 
 import dataclasses
+import functools
 import math
 
 import pytest
-import small_runs
 import torch
-from small_runs import small_config
+from small_runs import published, small_config
 from torch.nn import functional as F
 
 from eagc_ops.training.checkpoint import CheckpointError, load_checkpoint
@@ -25,11 +25,6 @@ pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau i
 def sptnet(problem=CUB, dataset="cub", preset="baseline", **switches):
     torch.manual_seed(0)
     return METHODS["sptnet"](resolve("sptnet", dataset, preset, **switches), problem)
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return small_runs.write_files(tmp_path_factory.mktemp("images"))
 
 
 @pytest.fixture(scope="module")
@@ -158,10 +153,7 @@ def test_two_optimisers_with_groups_of_their_own():
 
 
 def test_presets_of_the_published_tables():
-    def column(preset, field):
-        names = ("cub", "scars", "aircraft", "cifar100", "imagenet100", "herbarium19", "cifar10")
-        return [getattr(resolve("sptnet", dataset, preset), field) for dataset in names]
-
+    column = functools.partial(published, "sptnet")
     for preset in ("baseline", "paper", "release"):
         assert column(preset, "prompt_lr") == [25, 10, 1, 5, 5, 0.5, 1]
         assert column(preset, "backbone_lr") == column(preset, "head_lr") == [0.05, 0.05, 0.05, 0.003, 0.003, 0.01, 0.003]

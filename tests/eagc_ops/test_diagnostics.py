@@ -20,6 +20,15 @@ def test_gradient_deviation_is_one_minus_the_cosine():
     assert gradient_deviation([a[0], a[1:]], (part for part in (b[0], b[1:]))).item() == pytest.approx(expected, rel=1e-12)
 
 
+def test_a_small_deviation_of_many_parameters_is_exact():
+    generator = torch.Generator().manual_seed(0)
+    a = torch.randn(1_000_000, generator=generator)
+    b = a + 0.03 * torch.randn(1_000_000, generator=generator)
+    exact = 1 - torch.nn.functional.cosine_similarity(a.double(), b.double(), dim=0).item()
+    assert 1e-4 < exact < 1e-3
+    assert gradient_deviation(a, b).item() == pytest.approx(exact, rel=1e-6)  # with fp32 sums it is off by 4 percent
+
+
 def test_gradient_deviation_at_its_limits():
     g = normal(50)
     assert gradient_deviation(g, 3 * g).item() == pytest.approx(0, abs=1e-12)

@@ -14,7 +14,7 @@ from eagc_ops.bench.measure import interleave, ratio
 from eagc_ops.subspace import solve_conceptor
 
 ROWS = (256, 1024, 4096)
-ROUNDS = {256: 61, 1024: 31, 4096: 15}
+ROUNDS = {256: 151, 1024: 41, 4096: 15}
 DIMS = (768, 1024)
 
 

@@ -23,7 +23,7 @@ def derived(matrix: Tensor, key: Hashable, make: Callable[[Tensor], T]) -> T:
     # An inference tensor has no version counter; what is made inside a graph capture has no values until the graph runs.
     if matrix.is_inference() or (on_gpu and torch.cuda.is_current_stream_capturing()):
         return make(matrix)
-    state = (matrix._version, matrix.data_ptr(), matrix.detach().diagonal().sum().item() if matrix.device.type == "cpu" else None)
+    state = (matrix._version, matrix.data_ptr(), matrix.trace().item() if matrix.device.type == "cpu" else None)
     known, found = _derived.get(matrix, (None, {}))
     if known != state:
         found = {}

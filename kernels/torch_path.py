@@ -59,7 +59,7 @@ def coordinate(
         weight.index_copy_(0, rows, row_weight)
         if lambda_p == 0:
             continue
-        active = (row_weight != 0).nonzero().view(-1)  # NaN != 0: a non-finite row is not skipped
+        active = row_weight.nonzero().view(-1)  # NaN counts as non-zero: a non-finite row is not skipped
         rows = rows.index_select(0, active)
         weighted = take(g, rows, dtype).mul_(row_weight.index_select(0, active)[:, None])
         out.index_add_(0, rows, weighted @ wide, alpha=-lambda_p)
@@ -96,9 +96,9 @@ def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:
     products = torch.empty_like(z)
     panels = derived(matrix, ("panels", z.dtype), lambda matrix: upper_panels(matrix.to(z.dtype)))
     for panel, columns in zip(panels, products.split(PANEL, 1)):
-        torch.mm(z[:, : panel.shape[0]], panel, out=columns)
-    total = torch.linalg.vecdot(z, z)
-    return reference.clamped_ratio(products.mul_(z).sum(1), total)  # in place: vecdot would allocate the products once more
+        torch.mm(z.narrow(1, 0, panel.shape[0]), panel, out=columns)
+    total = torch.linalg.vector_norm(z, dim=1).square_()  # one pass; a vecdot would write the squares out
+    return reference.clamped_ratio(products.mul_(z).sum(1), total)
 
 
 def upper_panels(matrix: Tensor) -> list[Tensor]:

@@ -116,16 +116,14 @@ def evaluation_rows(setting: Setting, rounds: int) -> list[dict[str, Any]]:
 
 
 def bars(tables: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the package promises, on a CPU with ViT-S/16 at 224 pixels and 16 rows."""
+    """What the package promises, on a CPU with ViT-S/16 at 224 pixels and 16 rows. Memory is the peak, as a CUDA allocator counts it."""
     ours = next(row for row in tables["steps"] if row["variant"] == OURS)
     cached = next(row for row in tables["epochs"] if row["way"] == "here, trunk cache")
     wanted = (
         ("what EAGC adds to a step, of the matching baseline's step", "<=", 0.015, ours["add_on_share"]),
         ("peak memory, to the matching baseline", "<=", 1.05, ours["peak_to_baseline"]),
-        ("parameters + optimiser + saved tensors, to the matching baseline", "<=", 1.05, ours["kept_to_baseline"]),
         ("whole step, to SimGCD as released", "<=", 0.92, ours["ratio_to_released"]),
         ("peak memory, to SimGCD as released", "<=", 0.80, ours["peak_to_released"]),
-        ("parameters + optimiser + saved tensors, to SimGCD as released", "<=", 0.80, ours["kept_to_released"]),
         ("epoch with the trunk cache, speed-up over the released way", ">=", 6.0, cached["speed_up"]),
     )
     found = []

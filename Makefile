@@ -9,7 +9,7 @@ PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-quick gate demo bench figures lint format clean
+.PHONY: help install test test-quick gate demo bench suites figures lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -40,7 +40,11 @@ demo: install  ## the main job: SimGCD with and without EAGC on a small dataset,
 bench: install  ## throughput and overhead tables, pictures: the short form, into out/bench
 	$(BIN)/eagc bench all --quick -o out/bench
 
-figures: install  ## measure everything again (20 minutes), and write the README's figures from the results
+suites: install  ## the pytest-benchmark suites: absolute times, one provider after the other
+	MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_MMAP_THRESHOLD_=4294967296 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
+		$(BIN)/python -m pytest bench -q -p no:xdist -o python_files='suite_*.py'
+
+figures: install  ## measure everything again (most of an hour), and write the README's figures from the results
 	$(BIN)/eagc bench all -o bench/results
 	$(BIN)/python -m eagc_ops.bench.readme
 
@@ -53,5 +57,5 @@ format: install  ## ruff, writing
 	$(BIN)/ruff format .
 
 clean:  ## what tests and builds leave behind, not the environment
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out runs
+	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out
 	find . -name __pycache__ -not -path './$(VENV)/*' -exec rm -rf {} +

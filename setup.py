@@ -35,7 +35,7 @@ PYTEST_XDIST = "pytest-xdist>=3.5"  # the suite on two cores
 RUFF = "ruff>=0.6"  # formats Markdown code blocks in preview and later; the format of the tested version is the one checked
 
 TRAIN = [TIMM, TORCHVISION, ACCELERATE, SCIPY, SCIKIT_LEARN, MATPLOTLIB, TQDM, TENSORBOARD, SAFETENSORS, PYYAML]
-BENCH = [PYTEST, PYTEST_BENCHMARK, MATPLOTLIB, TIMM, TORCHVISION]
+BENCH = [*TRAIN, PYTEST, PYTEST_BENCHMARK]  # the overhead table trains
 TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, PYTEST_XDIST, RUFF]
 
 setup(

@@ -1,90 +1,153 @@
-"""`eagc bench compare A.json B.json`: what became slower or larger from A to B.
+"""`eagc bench compare A.json B.json`: what became slower, larger, wrong or lost from A to B.
 
-A row of one file belongs to the row of the other that has the same identity (every value that is not a measurement). Times on a shared
-machine wander, so a change counts only beyond a threshold, and where quartiles are known, only if those of A and B do not overlap.
+A row of one file belongs to the row of the other that has the same identity (IDENTITY). Times on a shared machine wander, so a change
+counts only beyond a threshold, and where quartiles are known, only if those of A and B do not overlap.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from math import inf
 from typing import Any, NamedTuple
 
 from eagc_ops.bench.measure import Spread
 
-# Measurements by name, the others of a row say what was measured. Larger is better for some.
-LOWER = {
-    "seconds",
-    "device_seconds",
-    "host_seconds",
-    "step_seconds",
-    "add_on_seconds",
-    "epoch_seconds",
-    "peak",
-    "kept",
-    "hooks ms",
-    "ours ms",
-    "ms",
-}
-HIGHER = {"speed_up", "speed-up"}
-IDENTITY = {
-    "rows", "D", "N", "dtype", "provider", "Ebar", "form", "solve", "variant", "way", "aperture", "device", "images", "labelled_images",
+IDENTITY = ("rows", "D", "N", "dtype", "provider", "Ebar", "form", "solve", "variant", "way", "aperture", "images", "labelled_images")
+
+# Measurements by name, in groups that are judged alike.
+RATIOS = {  # to another row of the same run: always judged
+    "speed_up", "ratio_to_baseline", "ratio_to_released", "add_on_share",
+    "peak_to_baseline", "peak_to_released", "kept_to_baseline", "kept_to_released",
+}  # fmt: skip
+ANYWHERE = {"peak", "kept", "share_of_limit", "error", "largest_error", "asymmetry", "host_syncs_on_gpu"}  # not of a baseline: not ours
+# As ANYWHERE, but of one machine: libraries split a product into as many launches as suit the GPU.
+ON_ONE_MACHINE = {"seconds", "device_seconds", "host_seconds", "step_seconds", "add_on_seconds", "epoch_seconds", "launches"}
+SHOWN = {"hooks_seconds", "limit_seconds", "aten_ops"}  # baselines, and a count that is not a cost: many small operations may be faster
+
+HIGHER = {"speed_up", "share_of_limit"}  # is better
+# How many times as large may be: counts are exact, an error depends on the order of sums. The others: 1 + threshold.
+LIMITS = {"host_syncs_on_gpu": 1, "launches": 1, "error": 10, "largest_error": 10, "asymmetry": 10}
+
+BASELINES = {  # what the rows of a table are compared with
+    "released hooks", "released", "as released", "full last block",
+    "SimGCD, as released", "SimGCD, frozen trunk outside the graph", "SimGCD, CLS-only last block",
 }  # fmt: skip
 
 
 class Change(NamedTuple):
-    """`ratio` > 1 is worse, whatever the measurement."""
+    """`ratio` > 1 is worse, whatever the measurement. A side without a value is None; `measure` is empty for a whole row."""
 
     table: str
     row: str
     measure: str
-    before: float
-    after: float
-    ratio: float
+    before: float | None
+    after: float | None
+    ratio: float | None
     regression: bool
+    note: str
 
 
 def compare(a: dict[str, Any], b: dict[str, Any], threshold: float = 0.1) -> list[Change]:
-    """Every measurement that both files have. Modelled rows and the paper's are no measurements."""
+    """Every measurement of two results of one benchmark with the same settings. Modelled rows and the paper's are no measurements."""
     if a["benchmark"] != b["benchmark"]:
         raise ValueError(f"one file holds {a['benchmark']!r}, the other {b['benchmark']!r}: compare results of the same benchmark")
-    before = dict(_measurements(a))
+    if other := [d for d in _differences(a.get("settings", {}), b.get("settings", {})) if d[0] != "rounds"]:  # more rounds: less noise
+        listed = "; ".join(f"{name}: {old!r} and {new!r}" for name, old, new in other)
+        raise ValueError(f"the files have different settings ({listed}): compare results of the same settings")
+    before, after = _rows(a), _rows(b)
+    if not any(row["kind"] == "measured" and _measurements(row) for row in before.values()):
+        raise ValueError("the first file has no measured row: there is nothing to compare with")
+    moved = bool(elsewhere(a, b))
     changes = []
-    for key, new in _measurements(b):
-        if key not in before:
-            continue
-        old, measure = before[key], key[2]
-        ratio = old[1] / new[1] if measure in HIGHER else new[1] / old[1]
-        apart = old[2] < new[0] or new[2] < old[0] or old[0] == old[2] or new[0] == new[2]
-        changes.append(Change(key[0], key[1], measure, old[1], new[1], ratio, ratio > 1 + threshold and apart))
+    for key in before | after:
+        old, new = before.get(key, {}), after.get(key, {})
+        if old.get("kind") == new.get("kind") == "measured":
+            changes += _row_changes(key, old, new, threshold, moved)
+        elif old.get("kind") == "measured":
+            changes.append(Change(*key, "", None, None, None, True, f"{new['kind']} in B: {new['reason']}" if new else "missing in B"))
+        elif new.get("kind") == "measured":
+            changes.append(Change(*key, "", None, None, None, False, "new"))
     return changes
 
 
+def elsewhere(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """What differs in machine and versions. Not this package's own version: two versions of it are what is compared."""
+    names = [name for part in ("machine", "versions") for name, _, _ in _differences(a.get(part, {}), b.get(part, {}))]
+    return [name for name in names if name != "eagc-ops"]
+
+
 def table(changes: list[Change]) -> list[dict[str, str]]:
+    """Regressions last: next to the summary."""
+
+    def cell(value: float | None, form: str = ".4g") -> str:
+        return "-" if value is None else f"{value:{form}}"
+
     return [
         {
             "": "REGRESSION" if c.regression else "",
             "table": c.table,
             "row": c.row,
-            "measure": c.measure,
-            "A": f"{c.before:.4g}",
-            "B": f"{c.after:.4g}",
-            "worse by": f"{c.ratio:.2f}",
+            "measure": c.measure or "-",
+            "A": cell(c.before),
+            "B": cell(c.after),
+            "worse by": cell(c.ratio, ".2f"),
+            "note": c.note,
         }
-        for c in changes
+        for c in sorted(changes, key=lambda c: c.regression)
     ]
 
 
-def _measurements(results: dict[str, Any]) -> Iterator[tuple[tuple[str, str, str], tuple[float, float, float]]]:
-    """((table, identity, measure), (low, median, high))."""
+def _rows(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
+    """By table and identity: what was measured, and what should have been."""
+    found = {}
     for name, rows in results.items():
-        if not (isinstance(rows, list) and rows and isinstance(rows[0], dict)):
-            continue
-        for row in rows:
-            if row.get("kind", "measured") != "measured":
+        for row in rows if isinstance(rows, list) else ():
+            if not isinstance(row, dict) or row.get("kind") not in ("measured", "not timed", "refused"):
                 continue
-            identity = ", ".join(f"{key} {value}" for key, value in row.items() if key in IDENTITY)
-            for measure, value in {**row, **row.get("memory", {})}.items():
-                if measure not in LOWER | HIGHER or value is None:
-                    continue
-                spread = (value.low, value.median, value.high) if isinstance(value, Spread) else (value,) * 3
-                yield (name, identity, measure), spread
+            key = name, ", ".join(f"{part} {row[part]}" for part in IDENTITY if part in row)
+            if key in found:
+                raise ValueError(f"two rows of {name!r} are both {key[1]!r}: they cannot be told apart")
+            found[key] = row
+    return found
+
+
+def _row_changes(key: tuple[str, str], old: dict, new: dict, threshold: float, moved: bool) -> Iterator[Change]:
+    baseline = any(old.get(part) in BASELINES for part in IDENTITY)
+    before, after = _measurements(old), _measurements(new)
+    for measure in before | after:
+        note = _why_not_judged(measure, baseline, moved)
+        x, y = before.get(measure), after.get(measure)
+        if x is None:
+            yield Change(*key, measure, None, y.median, None, False, "new")
+        elif y is None:
+            yield Change(*key, measure, x.median, None, None, not note, note or "missing in B")
+        else:
+            ratio = _ratio(x.median, y.median) if measure in HIGHER else _ratio(y.median, x.median)
+            noise = x.low <= y.high and y.low <= x.high
+            worse = not ratio <= LIMITS.get(measure, 1 + threshold)  # NaN counts as worse
+            yield Change(*key, measure, x.median, y.median, ratio, worse and not noise and not note, note)
+
+
+def _why_not_judged(measure: str, baseline: bool, moved: bool) -> str:
+    if measure in SHOWN:
+        return "not judged"
+    if baseline and measure not in RATIOS:
+        return "baseline"
+    return "other machine" if moved and measure in ON_ONE_MACHINE else ""
+
+
+def _measurements(row: dict[str, Any]) -> dict[str, Spread]:
+    values = {name: value for name, value in {**row, **row.get("memory", {})}.items() if value is not None}
+    names = RATIOS | ANYWHERE | ON_ONE_MACHINE | SHOWN
+    return {name: value if isinstance(value, Spread) else Spread(*[value] * 3) for name, value in values.items() if name in names}
+
+
+def _ratio(numerator: float, denominator: float) -> float:
+    if denominator == 0:
+        return 1.0 if numerator == 0 else inf
+    return numerator / denominator
+
+
+def _differences(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
+    pairs = [(name, a.get(name, "not given"), b.get(name, "not given")) for name in a | b]
+    return [pair for pair in pairs if pair[1] != pair[2]]

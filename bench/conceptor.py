@@ -47,8 +47,7 @@ WAYS: dict[str, Callable[[Tensor, float], tuple[Tensor, Tensor]]] = {
 def conceptor_tables(quick: bool, device: torch.device) -> dict[str, Any]:
     """`quick` leaves out D = 4096, N = 20000 and the apertures in between. On one core the whole takes about half an hour."""
     sizes = [(dim, count) for dim in DIMS for count in COUNTS if not quick or (dim < LARGE and count < 20000)]
-    settings = {"device": str(device), "quick": quick, "aperture of the times": APERTURE}
-    tables: dict[str, Any] = {"settings": settings, "times": [], "quality": []}
+    tables: dict[str, Any] = {"settings": {"aperture of the times": APERTURE}, "times": [], "quality": []}
     for dim, count in sizes:
         features = make_features(count, dim, torch.Generator().manual_seed(0)).to(device)
         tables["times"] += time_rows(features, 2.0 if quick else 8.0)
@@ -140,7 +139,7 @@ def quality_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
                 "D": str(dim),
                 "N": str(count),
                 "way": way,
-                "apertures": f"{group[0]['aperture']:g}-{group[-1]['aperture']:g}",
+                "apertures": ", ".join(f"{row['aperture']:g}" for row in group),
                 "refused at": ", ".join(f"{row['aperture']:g}" for row in group if row["kind"] == "refused") or "-",
                 "largest error, aperture 2": "".join(at_two) or "-",
                 "worst error": f"{max(row['largest_error'] for row in found):.1e}",

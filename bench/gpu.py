@@ -17,8 +17,8 @@ from eagc_ops.bench.measure import Timing
 SHORTEST = 2e-3  # seconds between two events: replays are repeated until they fill it, since events resolve about a microsecond
 
 
-def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
-    """A graph of one call. The call must not wait for the device; three calls on a side stream compile and allocate before."""
+def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
+    """A graph of one call; three calls on a side stream compile and allocate before. None for a call that cannot be captured."""
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -26,8 +26,11 @@ def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph:
             run()
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        run()
+    try:
+        with torch.cuda.graph(graph):
+            run()
+    except RuntimeError:  # it waits for the device after all, or a library of its refuses: the eager call is still timed
+        return None
     return graph
 
 

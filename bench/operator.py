@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +20,10 @@ DIMS = (768, 1024)
 
 
 def variants(inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
-    """What a step adds around the head: forward call and backward, from the gradient at the output to the gradient at z."""
+    """What a step adds around the head: forward call and backward, from the gradient at the output to the gradient at z.
+
+    `limit` is one product of the unlabelled rows of z and g.
+    """
     fixed = EAGC(inputs.subspace)
     running = EAGC(inputs.subspace, energy_momentum=MOMENTUM)
     start = inputs.subspace.energy_ref.item()
@@ -54,7 +58,7 @@ def check(inputs: Inputs, runs: dict[str, Callable[[], Tensor]]) -> dict[str, fl
     return errors
 
 
-def operator_rows(rounds: Callable[[int], int] = ROUNDS.get) -> list[dict]:
+def operator_rows(rounds: Callable[[int], int] = ROUNDS.get) -> list[dict[str, Any]]:
     table = []
     for rows in ROWS:
         inputs = make_inputs(rows)
@@ -62,25 +66,27 @@ def operator_rows(rounds: Callable[[int], int] = ROUNDS.get) -> list[dict]:
         errors = check(inputs, runs)
         timings = interleave(runs, rounds(rows))
         for name, label in (("given", "energy reference given"), ("ema", "running energy reference")):
-            speed_up = ratio(timings["hooks"], timings[name])
             table.append(
                 {
+                    "kind": "measured",
                     "rows": rows,
+                    "D": inputs.z.shape[1],
                     "form": label,
-                    "hooks ms": round(timings["hooks"].median * 1e3, 2),
-                    "ours ms": round(timings[name].median * 1e3, 2),
-                    "speed-up": round(speed_up.median, 2),
-                    "quartiles": f"{speed_up.low:.2f}-{speed_up.high:.2f}",
-                    "products of the unlabelled rows alone ms": round(timings["limit"].median * 1e3, 2),
-                    "error": f"{errors[name]:.1e}",
-                    "tau > 0": f"{inputs.active:.0%}",
-                    "page faults a call, hooks / ours": f"{timings['hooks'].median_faults:.0f} / {timings[name].median_faults:.0f}",
+                    "rounds": rounds(rows),
+                    "hooks_seconds": timings["hooks"].spread,
+                    "seconds": timings[name].spread,
+                    "limit_seconds": timings["limit"].spread,
+                    "speed_up": ratio(timings["hooks"], timings[name]),
+                    "error": errors[name],
+                    "active": inputs.active,
+                    "hooks_page_faults": timings["hooks"].median_faults,
+                    "page_faults": timings[name].median_faults,
                 }
             )
     return table
 
 
-def conceptor_rows(rounds: int = 21) -> list[dict]:
+def conceptor_rows(rounds: int = 21) -> list[dict[str, Any]]:
     """The solve alone, R given. The released way: R @ inv(R + a^-2 I) in fp32."""
     table = []
     for dim in DIMS:
@@ -98,16 +104,52 @@ def conceptor_rows(rounds: int = 21) -> list[dict]:
         timings = interleave(runs, rounds)
         for name, run in runs.items():
             matrix = run()
-            speed_up = ratio(timings["released"], timings[name])
             table.append(
                 {
+                    "kind": "measured",
                     "D": dim,
                     "solve": name,
-                    "ms": round(timings[name].median * 1e3, 1),
-                    "speed-up": round(speed_up.median, 2),
-                    "quartiles": f"{speed_up.low:.2f}-{speed_up.high:.2f}",
-                    "largest error": f"{(matrix.double() - exact).abs().max().item():.1e}",
-                    "asymmetry": f"{(matrix - matrix.T).abs().max().item():.1e}",
+                    "rounds": rounds,
+                    "seconds": timings[name].spread,
+                    "speed_up": ratio(timings["released"], timings[name]),
+                    "largest_error": (matrix.double() - exact).abs().max().item(),
+                    "asymmetry": (matrix - matrix.T).abs().max().item(),
                 }
             )
     return table
+
+
+# Tables for reading ------------------------------------------------------------------------------------------------------------------
+
+
+def operator_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    return [
+        {
+            "rows": str(r["rows"]),
+            "Ebar": r["form"].replace("energy reference", "").strip(),
+            "released hooks, ms": f"{r['hooks_seconds'].median * 1e3:.2f}",
+            "here, ms": f"{r['seconds'].median * 1e3:.2f}",
+            "speed-up": str(r["speed_up"]),
+            "products of the unlabelled rows alone, ms": f"{r['limit_seconds'].median * 1e3:.2f}",
+            "page faults a call, hooks / here": f"{r['hooks_page_faults']:.0f} / {r['page_faults']:.0f}",
+            "error against fp64": f"{r['error']:.1e}",
+        }
+        for r in rows
+    ]
+
+
+SOLVES = {"released": "R @ inv(...), fp32, as released", "fp32": "here, fp32", "fp64": "here, fp64 (default)"}
+
+
+def solve_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
+    return [
+        {
+            "D": str(r["D"]),
+            "conceptor solve": SOLVES[r["solve"]],
+            "ms": f"{r['seconds'].median * 1e3:.1f}",
+            "speed-up": str(r["speed_up"]),
+            "largest error": f"{r['largest_error']:.1e}",
+            "asymmetry": f"{r['asymmetry']:.1e}",
+        }
+        for r in rows
+    ]

@@ -22,7 +22,8 @@ from eagc_ops.training.paper_values import PAPER as PRINTED
 MIB = 2**20
 CUB_LABELLED, REFERENCE_EPOCHS = 1500, 30  # the paper's reference model of CUB, for a computed total
 
-# The paper's table as printed. Its inversion cost is per epoch, and 7.3 ms at d = 1024; here S is computed once.
+INVERSION_1024_MS = 7.3  # in the paper's text, beside its table
+# The paper's table as printed. Its inversion cost is per epoch; here S is computed once.
 COLUMNS = ("all_acc", "peak_mb", "inversion_ms", "epoch_seconds", "reference_seconds")
 PAPER = [
     {"kind": "paper, A100", "data": data, "method": method.removeprefix("SimGCD "), **dict(zip(COLUMNS, groups[data], strict=True))}
@@ -42,18 +43,20 @@ def overhead(
         data = open_data(dataset, root, split_file=split_file, image_size=image_size)
         pixels = first_images(train_loader(data, batch_size=rows // 2, seed=0).epoch(0), rows)
         data = first_of(data, images)
+    fewer = max(rounds // 2, 5)  # of what takes long: whole epochs and evaluation passes
     setting = make_setting(backbone, rows, device, pixels, image_size, data.channels, data.known, data.known + data.novel)
     tables: dict[str, Any] = {
         "settings": {"backbone": backbone, "rows": rows, "image_size": image_size, "rounds": rounds, "device": str(device),
-                     "images": "noise" if dataset is None else dataset, "energy reference": "running", "threads": torch.get_num_threads()},
+                     "images": "noise" if dataset is None else dataset, "energy reference": "running"},
         "steps": step_rows(setting, rounds),
-        "evaluation": evaluation_rows(setting, max(rounds // 2, 2)),
-        "reference": reference_rows(setting, data, max(rounds // 2, 2)),
-        "epochs": epoch_rows(setting, data, min(rows // 2, images), max(rounds // 2, 2)),
+        "evaluation": evaluation_rows(setting, fewer),
+        "reference": reference_rows(setting, data, fewer),
+        "epochs": epoch_rows(setting, data, min(rows // 2, images), fewer),
         "conceptor": conceptor_rows(max(rounds, 5)),
         "paper": PAPER,
     }  # fmt: skip
-    return {**tables, "bars": bars(tables)}
+    promised = backbone == "vit_small_patch16_224" and (rows, image_size, device.type) == (16, 224, "cpu")
+    return {**tables, "bars": bars(tables) if promised else []}
 
 
 def step_rows(setting: Setting, rounds: int) -> list[dict[str, Any]]:
@@ -74,6 +77,7 @@ def step_rows(setting: Setting, rounds: int) -> list[dict[str, Any]]:
                 "kind": "measured",
                 "variant": name,
                 "baseline": variant.baseline,
+                "rounds": rounds,
                 "step_seconds": timings[name].spread,
                 "ratio_to_baseline": ratio(timings[name], timings[base]),
                 "ratio_to_released": ratio(timings[name], timings[RELEASED]),
@@ -107,6 +111,7 @@ def evaluation_rows(setting: Setting, rounds: int) -> list[dict[str, Any]]:
         {
             "kind": "measured",
             "variant": name,
+            "rounds": rounds,
             "seconds": timings[name].spread,
             "ratio_to_baseline": ratio(timings[name], timings[OURS_BASELINE]),
             "aten_ops": issued[name].ops,
@@ -116,14 +121,16 @@ def evaluation_rows(setting: Setting, rounds: int) -> list[dict[str, Any]]:
 
 
 def bars(tables: dict[str, Any]) -> list[dict[str, Any]]:
-    """What the package promises, on a CPU with ViT-S/16 at 224 pixels and 16 rows. Memory is the peak, as a CUDA allocator counts it."""
+    """What the package promises, on a CPU with ViT-S/16 at 224 pixels and 16 rows."""
     ours = next(row for row in tables["steps"] if row["variant"] == OURS)
     cached = next(row for row in tables["epochs"] if row["way"] == "here, trunk cache")
     wanted = (
         ("what EAGC adds to a step, of the matching baseline's step", "<=", 0.015, ours["add_on_share"]),
         ("peak memory, to the matching baseline", "<=", 1.05, ours["peak_to_baseline"]),
+        ("parameters + optimiser + saved tensors, to the matching baseline", "<=", 1.05, ours["kept_to_baseline"]),
         ("whole step, to SimGCD as released", "<=", 0.92, ours["ratio_to_released"]),
         ("peak memory, to SimGCD as released", "<=", 0.80, ours["peak_to_released"]),
+        ("parameters + optimiser + saved tensors, to SimGCD as released", "<=", 0.80, ours["kept_to_released"]),
         ("epoch with the trunk cache, speed-up over the released way", ">=", 6.0, cached["speed_up"]),
     )
     found = []
@@ -169,10 +176,10 @@ def step_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     return [
         {
             "step": row["variant"],
-            "s": f"{row['step_seconds'].median:.3f}",
+            "s": seconds(row["step_seconds"]),
             "to matching baseline": str(row["ratio_to_baseline"]) if row["baseline"] else "-",
             "to SimGCD as released": str(row["ratio_to_released"]),
-            "EAGC alone, ms": f"{row['add_on_seconds'].median * 1e3:.1f}" if row["baseline"] else "-",
+            "EAGC alone, s": seconds(row["add_on_seconds"]) if row["baseline"] else "-",
             "of the baseline's step": percent(row["add_on_share"]) if row["baseline"] else "-",
         }
         for row in rows
@@ -195,6 +202,23 @@ def memory_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     ]
 
 
+def memory_remark(rows: list[dict[str, Any]]) -> str:
+    """What the two memory columns say about the last row, and why they differ."""
+    ours, base = (next(row for row in rows if row["variant"] == name) for name in (OURS, OURS_BASELINE))
+    more = (ours["memory"]["kept"] - base["memory"]["kept"]) / MIB
+    return (
+        "*Kept* is parameters, optimiser state and what forward saves for backward; *peak* is the most that is alive at once, gradients "
+        "included, as a CUDA allocator counts it. In the last row EAGC takes "
+        f"{ours['peak_to_baseline']:.3f} of its baseline's peak and {ours['kept_to_baseline']:.3f} of what it keeps: {more:.1f} MiB beside "
+        f"{base['memory']['kept'] / MIB:.1f}, nearly all of it the frozen block and S, which no exact reference can do without. The "
+        "share falls as the batch grows."
+    )
+
+
+def seconds(spread: Spread) -> str:
+    return f"{spread.median:.3f} ({spread.low:.3f}-{spread.high:.3f})"
+
+
 def percent(share: Spread) -> str:
     return f"{share.median:.2%} ({share.low:.2%}-{share.high:.2%})"
 
@@ -203,7 +227,7 @@ def evaluation_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     return [
         {
             "evaluation pass": r["variant"],
-            "s": f"{r['seconds'].median:.3f}",
+            "s": seconds(r["seconds"]),
             "ratio": str(r["ratio_to_baseline"]),
             "aten ops": str(r["aten_ops"]),
         }
@@ -229,7 +253,7 @@ def epoch_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
         {
             "epoch": r["way"],
             "images drawn": str(r["images_drawn"]),
-            "s": f"{r['seconds'].median:.3f}",
+            "s": seconds(r["seconds"]),
             "speed-up": str(r["speed_up"]),
             "cache": f"{r['cache_build_seconds']:.1f} s to build, {r['cache_bytes'] / 1e6 / r['images']:.2f} MB per image"
             if "cache_bytes" in r

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from eagc_ops.bench.measure import clock, interleave
-from eagc_ops.bench.work import necessary_work
+from eagc_ops.bench.work import nominal_work
 
 LAUNCH = 3e-6  # seconds before a kernel starts
 ARRIVAL = 1.5e-6  # seconds for the last block of a row block to see the others' stores
@@ -74,7 +74,7 @@ def model(name: str, compiled: dict[str, Any]) -> dict[str, Any]:
     itemsize = 4 if dtype == "fp32" else 2
     labelled = compiled["rows"] // 2
     unlabelled = compiled["rows"] - labelled
-    work = necessary_work(unlabelled, labelled, dim, itemsize)
+    work = nominal_work(unlabelled, labelled, dim, itemsize, running=False)
     block_m, block_n = compiled["block_m"], compiled["block_n"]
     blocks = -(-unlabelled // block_m) * -(-dim // block_n)
     # Blocks on one SM share its arithmetic and its path to L2, so what counts is how many blocks the busiest SM gets in all. How many of
@@ -138,7 +138,7 @@ def draw(path: Path, roofs: dict[str, float], measured: list[dict[str, Any]], mo
     axes[5].axis("off")
     axes[5].text(0, 1, _wrapped(ASSUMPTIONS), va="top", fontsize=9, transform=axes[5].transAxes)
     for axis in axes[:5]:
-        axis.set(xscale="log", yscale="log", xlabel="necessary FLOP per necessary byte", ylabel="necessary GFLOP/s")
+        axis.set(xscale="log", yscale="log", xlabel="nominal FLOP per byte", ylabel="nominal GFLOP/s")
         axis.grid(True, which="major", alpha=0.3)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
@@ -151,7 +151,7 @@ def _roof(axis, flops: float, bandwidth: float, **style) -> None:
 
 
 def _measured_panel(axis, roofs: dict[str, float], rows: list[dict[str, Any]], title: str) -> None:
-    axis.set_title(f"{title}\nMEASURED, fp32 (roof: large product, large copy)")
+    axis.set_title(f"{title}\nMEASURED, fp32 (roof: large product, large copy; a\nprovider that leaves out products can be above it)")
     _roof(axis, roofs["flop_per_s"], roofs["bytes_per_s"], lw=1.5, color="black")
     names = list(dict.fromkeys(r["provider"] for r in rows))
     for name, marker in zip(names, "ovs^Dp*"):

@@ -16,12 +16,12 @@ from eagc_ops.bench import gpu
 from eagc_ops.bench.hooks import HookCoordinator
 from eagc_ops.bench.inputs import MOMENTUM, OPTIONS, Inputs, error, make_inputs
 from eagc_ops.bench.measure import Timing, clock, interleave, ratio, rounds_within
-from eagc_ops.bench.work import count, necessary_work
+from eagc_ops.bench.work import count, nominal_work
 from eagc_ops.kernels import reference
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HOOKS = "released hooks"
-LIMIT = "products of the unlabelled rows alone"
+LIMIT = "products of the rows that must be multiplied"
 
 
 class Shape(NamedTuple):
@@ -67,7 +67,7 @@ def measure(shape: Shape, make: Callable[[Inputs], list[Provider]], device: torc
             found[provider] = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
     wrong = {p: f for p, f in found.items() if isinstance(f, str) or f.too_large(inputs.z.dtype)}
     right = {p: f for p, f in found.items() if p not in wrong}
-    runs = {p.name: p.run for p in right} | products(inputs)
+    runs = {p.name: p.run for p in right} | products(inputs, running=False) | products(inputs, running=True)
     timings = time_together(runs, {p.name: count(p.on_a_gpu or p.run).syncs for p in right}, device, budget)
     rows = [row(shape, inputs, provider, right[provider], timings, device) for provider in right]
     for provider, failure in wrong.items():
@@ -91,18 +91,19 @@ def time_together(runs: dict[str, Callable[[], object]], syncs: dict[str, int], 
     if device.type != "cuda":
         return Measured(eager, {}, {}, syncs)
     capturable = {name: run for name, run in runs.items() if not syncs.get(name)}
-    graphs = {name: gpu.capture(run) for name, run in capturable.items()}
+    graphs = {name: graph for name, run in capturable.items() if (graph := gpu.capture(run))}
     host = {name: gpu.host_seconds(run, rounds) for name, run in runs.items()}
     return Measured(eager, gpu.device_seconds(graphs, rounds), host, syncs)
 
 
 def row(shape: Shape, inputs: Inputs, provider: Provider, found, timings: Measured, device: torch.device) -> dict[str, Any]:
-    """Rates are necessary work per second: of the device where a graph could be replayed, else of the whole call."""
+    """Rates are nominal work per second: of the device where a graph could be replayed, else of the whole call (`rates_of`)."""
     name = provider.name
     labelled = int(inputs.mask.sum())
-    work = necessary_work(shape.rows - labelled, labelled, shape.dim, inputs.z.element_size())
+    work = nominal_work(shape.rows - labelled, labelled, shape.dim, inputs.z.element_size(), running=provider.running)
     by = timings.graph if name in timings.graph else timings.eager
     seconds = by[name].median
+    limits = [timing for other, timing in by.items() if other.startswith(limit_name(provider.running))]
     return {
         **_identity(shape, provider),
         "kind": "measured",
@@ -110,10 +111,12 @@ def row(shape: Shape, inputs: Inputs, provider: Provider, found, timings: Measur
         "speed_up": ratio(timings.eager[HOOKS], timings.eager[name]) if HOOKS in timings.eager else None,
         "device_seconds": timings.graph[name].spread if name in timings.graph else None,
         "host_seconds": timings.host[name].spread if name in timings.host else None,
+        "rounds": len(timings.eager[name].seconds),
+        "rates_of": "graph replay" if name in timings.graph else "call",
         "gflop_per_s": work.flops / seconds / 1e9,
         "gb_per_s": work.bytes / seconds / 1e9,
         "flop_per_byte": work.intensity,
-        "share_of_limit": ratio(min((t for n, t in by.items() if n.startswith(LIMIT)), key=lambda t: t.median), by[name]),
+        "share_of_limit": ratio(min(limits, key=lambda timing: timing.median), by[name]) if limits else None,
         "host_syncs_on_gpu": timings.syncs[name],
         "aten_ops": None if name == COMPILED else count(provider.run).ops,
         "launches": gpu.launches(provider.run) if device.type == "cuda" else None,
@@ -183,18 +186,24 @@ class Plain(torch.autograd.Function):
         return ctx.formulas(g, *ctx.saved_tensors), *(None,) * 5
 
 
-def products(inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
+def products(inputs: Inputs, *, running: bool) -> dict[str, Callable[[], Tensor]]:
     """The device's limit: one product of all rows that must be multiplied, laid out in memory beforehand.
 
-    16-bit rows also widened: a CPU without 16-bit products is faster that way, and the limit is whatever is fastest.
+    z and g of unlabelled rows; with a running energy reference z of labelled rows too. 16-bit rows also widened: a CPU without 16-bit
+    products is faster that way, and the limit is whatever is fastest.
     """
-    rows = torch.cat([inputs.z.detach()[~inputs.mask], inputs.g[~inputs.mask]])
+    z = inputs.z.detach()
+    rows = torch.cat([z if running else z[~inputs.mask], inputs.g[~inputs.mask]])
 
     def product(dtype: torch.dtype) -> Callable[[], Tensor]:
         a, b = rows.to(dtype), inputs.subspace.matrix.to(dtype)
         return lambda: a @ b
 
-    return {f"{LIMIT}, {dtype}": product(dtype) for dtype in dict.fromkeys((rows.dtype, torch.float32))}
+    return {f"{limit_name(running)}, {dtype}": product(dtype) for dtype in dict.fromkeys((rows.dtype, torch.float32))}
+
+
+def limit_name(running: bool) -> str:
+    return f"{LIMIT}, {'running' if running else 'given'} Ebar"
 
 
 def torch_path_on_a_gpu(inputs: Inputs, running: bool) -> None:
@@ -217,17 +226,21 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     def cell(value: Any, scale: float = 1, form: str = ".2f") -> str:
         return "-" if value is None else f"{value * scale:{form}}"
 
+    on_a_gpu = any(r.get("host_seconds") for r in rows)
+    gpu_columns = ("device us", "host us", "launches", "rates of") if on_a_gpu else ()
+    columns = ("ms", "speed-up", *gpu_columns, "GFLOP/s", "GB/s", "of limit", "syncs on GPU", "ops", "page faults")
     lines = []
     for r in rows:
         line = {name: str(r[name]) for name in ("rows", "D", "dtype", "provider", "Ebar")}
         if r["kind"] == "not timed":
-            blank = dict.fromkeys(("ms", "speed-up", "GFLOP/s", "GB/s", "of limit", "syncs on GPU", "ops", "page faults"), "-")
-            lines.append({**line, **blank, "error": f"NOT TIMED: {r['reason']}"})
+            lines.append({**line, **dict.fromkeys(columns, "-"), "error": f"NOT TIMED: {r['reason']}"})
             continue
         gpu_cells = {}
-        if r["host_seconds"] is not None:
+        if on_a_gpu:
             gpu_cells = {"device us": "-" if r["device_seconds"] is None else cell(r["device_seconds"].median, 1e6, ".1f")}
             gpu_cells |= {"host us": cell(r["host_seconds"].median, 1e6, ".1f"), "launches": cell(r["launches"], form="d")}
+            gpu_cells |= {"rates of": r["rates_of"]}
+        share = r["share_of_limit"]
         lines.append(
             {
                 **line,
@@ -236,7 +249,7 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
                 **gpu_cells,
                 "GFLOP/s": cell(r["gflop_per_s"], form=".1f"),
                 "GB/s": cell(r["gb_per_s"]),
-                "of limit": f"{r['share_of_limit'].median:.0%}",
+                "of limit": f"{share.median:.0%} ({share.low:.0%}-{share.high:.0%})" if share else "-",
                 "syncs on GPU": cell(r["host_syncs_on_gpu"], form="d"),
                 "ops": cell(r["aten_ops"], form="d"),
                 "page faults": cell(r["page_faults"], form=".0f"),

@@ -1,4 +1,4 @@
-"""The work of one call: floating-point operations and bytes that cannot be avoided, and what an implementation issues to do it."""
+"""The work of one call: floating-point operations and bytes of the formulas, and what an implementation issues to do it."""
 
 from __future__ import annotations
 
@@ -13,7 +13,10 @@ from eagc_ops.op import EAGERLY
 
 
 class Work(NamedTuple):
-    """What the operator has to do, whoever does it: the same for every provider, so a higher rate is a shorter time and nothing else."""
+    """Nominal: what the formulas ask for, whoever computes them. A higher rate is then a shorter time and nothing else.
+
+    An implementation may do less (the CPU path reads one triangle of S and skips rows with tau = 0): its rate may exceed the roof.
+    """
 
     flops: int
     bytes: int
@@ -24,18 +27,19 @@ class Work(NamedTuple):
         return self.flops / self.bytes
 
 
-def necessary_work(unlabelled: int, labelled: int, dim: int, itemsize: int) -> Work:
+def nominal_work(unlabelled: int, labelled: int, dim: int, itemsize: int, *, running: bool) -> Work:
     """FLOPs of the formulas on the rows they apply to; every operand read once, the result written once.
 
     Per unlabelled row: z S and g S (2 D^2 each), z . (z S) and |z|^2 (2 D each), g - w (g S) (2 D). Per labelled row: g + c (z - z_ref)
-    (3 D). Read: S, g and z of all rows, z_ref of labelled rows, a byte of mask per row. Written: all rows. `itemsize` is that of z; S has
-    the same.
+    (3 D), and with a running energy reference its energy: z S, z . (z S) and |z|^2. Read: S, g and z of all rows, z_ref of labelled rows,
+    a byte of mask per row. Written: all rows. `itemsize` is that of z; S has the same.
 
-    >>> necessary_work(unlabelled=1, labelled=1, dim=2, itemsize=4)
+    >>> nominal_work(unlabelled=1, labelled=1, dim=2, itemsize=4, running=False)
     Work(flops=34, bytes=74)
     """
     rows = unlabelled + labelled
-    flops = unlabelled * (4 * dim * dim + 6 * dim) + labelled * 3 * dim
+    energy = 2 * dim * dim + 4 * dim
+    flops = unlabelled * (energy + 2 * dim * dim + 2 * dim) + labelled * (3 * dim + energy * running)
     return Work(flops, itemsize * (dim * dim + 3 * rows * dim + labelled * dim) + rows)
 
 

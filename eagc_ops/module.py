@@ -26,11 +26,15 @@ class EAGC(nn.Module):
         energy_momentum: None keeps the subspace's energy reference (the paper). A number in [0, 1) makes it a running mean over the
             labelled rows of training batches, updated before it is used (the released code: 0.95).
         process_group: ranks that share one mean over labelled rows and one running energy reference. DDP averages gradients, so
-            without it a rank with few labelled rows would weigh them more. All ranks must make the same calls.
+            without it a rank with few labelled rows would weigh them more. The ranks meet (one all-reduce) in a call that updates
+            the running energy reference (training mode, `energy_momentum` set) or that counts rows for the anchor (gradients are on, z
+            requires them, z_ref is given, anchor="mean", lambda_a > 0): such calls all ranks must make, in the same order. Others,
+            as in validation under `eval()` and `torch.no_grad()`, one rank may make alone.
         record: keep energy ratio and tau of the last backward in `last_energy`, `last_tau`: (rows,) on the device, NaN on labelled rows.
 
-    `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`. The settings that change results travel in
-    the state dict; loading a state of other settings raises.
+    `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`. lambda_a, lambda_p, anchor, tau and
+    energy_momentum travel in the state dict; loading a state of other settings raises. `impl` and `precision`, which change roundings
+    only, and `process_group` belong to the machine and do not travel.
 
     >>> eagc = EAGC(Subspace.conceptor(torch.randn(100, 8)))
     >>> z = torch.randn(6, 8, requires_grad=True)
@@ -85,8 +89,13 @@ class EAGC(nn.Module):
         check_call(z, self.matrix, loss_scale, return_token, self.impl, self.precision)
         energy_ref, count = self.energy_ref, None
         momentum = self.energy_momentum if self.training else None
-        if self.energy_momentum is not None or self.process_group is not None:
+        anchored = z_ref is not None and self.anchor == "mean" and self.lambda_a != 0
+        # Nothing here depends on values, which differ between ranks: a rank alone in a collective would wait for ever.
+        counted = self.process_group is not None and anchored and z.requires_grad and torch.is_grad_enabled()
+        if momentum is not None or counted:
             energy_ref, count = observe(z, mask, self.matrix, energy_ref, momentum, self.process_group, self.impl, self.precision)
+        elif self.energy_momentum is not None:
+            energy_ref = energy_ref.clone()  # the value of this forward: a later one may move the buffer before this one's backward
         return apply(
             z, z_ref, mask, self.matrix, energy_ref, count, loss_scale, return_token,
             lambda_a=self.lambda_a, lambda_p=self.lambda_p, anchor=self.anchor, tau=self.tau,

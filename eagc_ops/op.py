@@ -157,6 +157,8 @@ def remember(ctx, inputs: tuple) -> None:
     # activation checkpointing runs it again.
     ctx.save_for_backward(z, z_ref, mask)
     ctx.set_materialize_grads(False)
+    # Traced, or run again inside a backward (reentrant checkpointing): there torch hands a zero, not None, to a token that reached no loss.
+    ctx.none_is_zero = ctx.return_token and (torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1)
 
 
 class Coordinate(torch.autograd.Function):
@@ -179,9 +181,9 @@ class Coordinate(torch.autograd.Function):
                 return (None,) * 15
             grad_z = torch.zeros_like(z)
         scale = grad_token if ctx.return_token else ctx.scale
-        if ctx.return_token and torch.compiler.is_compiling():
-            # Compiled graphs hand a zero to a token that reached no loss. A zero scale with a gradient that is not zero is just that:
-            # NaN says so, where None would have raised.
+        if ctx.return_token and (ctx.none_is_zero or torch.compiler.is_compiling()):
+            # A zero scale with a gradient that is not zero is a token that reached no loss: NaN says so, where None would have raised.
+            # Elsewhere a zero is what the user asked for (a loss term of weight 0), and nothing is spent on looking.
             scale = torch.where((scale == 0) & (grad_z != 0).any(), torch.nan, scale)
         dim = z.shape[-1]
         rows_ref = None if z_ref is None else z_ref.reshape(-1, dim)
@@ -316,7 +318,7 @@ def check_inputs(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
         if x is None and name == "z_ref":
             continue
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}")
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}: make it one with torch.as_tensor")
         if type(x).__name__ == "DTensor":
             raise TypeError(f"{name} is a DTensor: pass the local rows ({name}.to_local()), and EAGC(process_group=...) the ranks")
         if x.device != z.device:
@@ -324,9 +326,10 @@ def check_inputs(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
         if not torch.compiler.is_compiling() and name != "z" and x.is_inference() and not z.is_inference():
             raise ValueError(f"{name} was made under torch.inference_mode() and cannot be kept for backward: use torch.no_grad() instead")
     if z.ndim < 1 or not z.is_floating_point() or z.element_size() < 2:
-        raise ValueError(f"z must be a floating tensor (..., D) of 16 bits or more, got {tuple(z.shape)} {z.dtype}")
+        found = f"{tuple(z.shape)} {z.dtype}"
+        raise ValueError(f"z must be a floating tensor (..., D) of 16 bits or more, got {found}: pass features as fp32, bf16, fp16 or fp64")
     if z.shape[-1] == 0:
-        raise ValueError(f"z has D=0: {tuple(z.shape)}")
+        raise ValueError(f"z has shape {tuple(z.shape)}, D=0: pass features (..., D) with D >= 1")
     if mask.dtype != torch.bool:
         raise TypeError(f"mask is {mask.dtype}, it must be torch.bool (True = labelled): pass mask.bool()")
     rows = z.shape[:-1]
@@ -334,7 +337,7 @@ def check_inputs(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
         hint = ""
         if mask.numel() * 2 == rows.numel():
             hint = "; it has half the rows: with two views per image stacked view after view, pass mask.repeat(2)"
-        raise ValueError(f"mask has shape {tuple(mask.shape)}, z has rows {tuple(rows)}: they must be equal{hint}")
+        raise ValueError(f"mask has shape {tuple(mask.shape)}, z has rows {tuple(rows)}: pass one value for each row of z{hint}")
     if z_ref is None:
         return
     if z_ref.shape != z.shape:
@@ -342,7 +345,7 @@ def check_inputs(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
             f"z_ref has shape {tuple(z_ref.shape)}, z has {tuple(z.shape)}: they must be equal (unlabelled rows may hold anything)"
         )
     if not z_ref.is_floating_point():
-        raise TypeError(f"z_ref is {z_ref.dtype}, it must be floating")
+        raise TypeError(f"z_ref is {z_ref.dtype}, it must be floating: pass the reference model's features, or z_ref.float()")
     if z_ref.requires_grad:
         raise ValueError("z_ref requires grad, but is a constant of the operator: compute it under torch.no_grad(), or pass z_ref.detach()")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from numbers import Integral, Real
 
 import torch
 import torch.distributed as dist
@@ -33,11 +34,11 @@ class Subspace:
 
     def __init__(self, matrix: Tensor, energy_ref: Tensor | float):
         _check_matrix(matrix)
-        value = torch.as_tensor(energy_ref, dtype=torch.float32)
-        if value.ndim != 0 or not 0 < value <= 1 + 1e-6:
-            raise ValueError(f"energy_ref={energy_ref} must be one number in (0, 1], the mean energy ratio of labelled features")
+        one = energy_ref.ndim == 0 if isinstance(energy_ref, Tensor) else isinstance(energy_ref, Real)
+        if not one or not 0 < energy_ref <= 1 + 1e-6:
+            raise ValueError(f"energy_ref={energy_ref!r} must be one number in (0, 1]: the mean energy ratio of labelled features")
         self.matrix = matrix.detach().to(torch.float32, copy=True).contiguous()
-        self.energy_ref = value.detach().to(matrix.device)
+        self.energy_ref = torch.as_tensor(energy_ref).detach().to(matrix.device, torch.float32, copy=True)
 
     @classmethod
     def conceptor(
@@ -53,7 +54,9 @@ class Subspace:
         Args:
             features: (N, D) floating, un-normalised, un-centred; or an iterable of such batches, read once (memory D x D).
             aperture: how softly directions are captured; > 0. Not scale-free: it acts on the features' own scale.
-            dtype: of sums and solve; float64, or float32 where fp64 is slow.
+            dtype: of sums and solve; float64, or float32 where fp64 is slow. A fit in float32 whose eigenvalues leave [0, 1] is refused,
+                and that verdict is in fp64 still: two Cholesky factorisations, 2/3 D^3 operations whatever N is. In fp32 their own
+                rounding, up to D x 6e-8, would be larger than what they have to see.
             process_group: each rank gives its share of the features; all ranks get the same subspace.
         """
         aperture = _check_aperture(aperture)
@@ -89,8 +92,8 @@ class Subspace:
         """S = U_k U_k^T, the k leading eigenvectors of R = Z^T Z / N (un-centred, like the conceptor): the paper's hard ablation."""
         _check_dtype(dtype)
         correlation, directions = _moments(features, dtype, process_group)
-        if not 1 <= k <= correlation.shape[0]:
-            raise ValueError(f"k={k} must lie between 1 and D={correlation.shape[0]}")
+        if not isinstance(k, Integral) or not 1 <= k <= correlation.shape[0]:
+            raise ValueError(f"k={k!r} must be a whole number between 1 and D={correlation.shape[0]}")
         leading = torch.linalg.eigh(correlation).eigenvectors[:, -k:]
         with torch.autocast(leading.device.type, enabled=False):
             matrix = leading @ leading.T
@@ -115,7 +118,10 @@ class Subspace:
     def energy(self, z: Tensor) -> Tensor:
         """Energy ratio of each row: z (..., D) -> (...), in fp32 or wider."""
         if not isinstance(z, Tensor) or not z.is_floating_point() or z.ndim == 0 or z.shape[-1] != self.dim:
-            raise ValueError(f"z must be a floating tensor (..., {self.dim}), the dimension of the subspace; got {_describe(z)}")
+            found = f"got {_describe(z)}: pass features of the layer it was fitted to"
+            raise ValueError(f"z must be a floating tensor (..., {self.dim}), the dimension of the subspace; {found}")
+        if z.device != self.device:
+            raise ValueError(f"z is on {z.device} but the subspace on {self.device}: move it with subspace.to(z.device)")
         wide = torch.promote_types(z.dtype, torch.float32)
         with torch.autocast(z.device.type, enabled=False):
             return reference.energy_ratio(z.to(wide), self.matrix.to(wide))
@@ -172,7 +178,8 @@ def _moments(features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_gr
         if sums is None:
             sums = torch.zeros((2, wide.shape[1], wide.shape[1]), dtype=dtype, device=wide.device)
         elif sums.shape[1] != wide.shape[1]:
-            raise ValueError(f"features: a batch of dimension {wide.shape[1]} after one of dimension {sums.shape[1]}")
+            found = f"a batch of dimension {wide.shape[1]} after one of dimension {sums.shape[1]}"
+            raise ValueError(f"features: {found}: give all batches from one layer of one model")
         unit = wide / wide.square().sum(1, keepdim=True).clamp_min(reference.NORM_FLOOR)
         with torch.autocast(wide.device.type, enabled=False):
             sums[0].addmm_(wide.T, wide)
@@ -213,8 +220,8 @@ def _check_features(features: Tensor) -> None:
 
 
 def _check_aperture(aperture: float) -> float:
-    if not 0 < aperture < float("inf"):
-        raise ValueError(f"aperture={aperture} must be a positive number; the paper uses {APERTURE}")
+    if not isinstance(aperture, Real) or not 0 < aperture < float("inf"):
+        raise ValueError(f"aperture={aperture!r} must be a positive number; the paper uses {APERTURE}")
     return float(aperture)
 
 
@@ -226,10 +233,10 @@ def _check_matrix(matrix: Tensor) -> None:
         or not matrix.is_floating_point()
         or not len(matrix)
     ):
-        raise ValueError(f"matrix must be a floating tensor (D, D), got {_describe(matrix)}")
+        raise ValueError(f"matrix must be a floating tensor (D, D), got {_describe(matrix)}; Subspace.conceptor(features) makes one")
     wide = matrix.detach().to(torch.float64)
     if not torch.isfinite(wide).all():
-        raise ValueError("matrix holds NaN or infinite values")
+        raise ValueError("matrix holds NaN or infinite values; Subspace.conceptor(features) makes a valid one, and refuses such features")
     asymmetry = (wide - wide.T).abs().max()
     if asymmetry > 1e-6:
         raise ValueError(f"matrix must be symmetric; it differs from its transpose by up to {asymmetry:.1e}: pass (matrix + matrix.T) / 2")

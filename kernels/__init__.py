@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from . import reference, torch_path
+from .tiles import architecture
 
 IMPLEMENTATIONS = ("auto", "triton", "torch", "reference")
 PRECISIONS = ("auto", "high", "tf32x3", "tf32")
@@ -67,7 +68,11 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         )
     if device.type != "cuda":
         return f"z is on {device.type!r}"
-    if not torch.version.hip and torch.cuda.get_device_capability(device) < (8, 0):
+    if torch.version.hip:
+        # The kernel waits for its stores by vmcnt. From gfx10 on that counts loads only, and the last program might read what is not there.
+        arch = architecture(device)
+        return None if arch.startswith("gfx9") else f"the kernel's memory fence is written for CDNA (gfx9...), the GPU is {arch}"
+    if torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than sm_80"
     return None
 

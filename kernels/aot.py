@@ -22,7 +22,7 @@ from triton.compiler import ASTSource
 
 from . import fused
 from .launch import compile_options, constants, operand_dtype
-from .tiles import FAMILY, SCAN_LIMIT, TABLE, WIDENED, Tile, pick
+from .tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, pick
 
 KERNELS = ("coordinate", "labelled_energy")
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -30,7 +30,11 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one SM (or CU): registers, warps (waves), blocks; shared memory in bytes per SM and per block; lanes per warp."""
+    """Of one SM (or CU): registers, warps (waves), blocks; shared memory in bytes per SM and per block; lanes per warp.
+
+    A warp gets its registers in groups of `register_group`, from the quarter of the file that its scheduler (SIMD) has. A block takes
+    `reserved` bytes of shared memory beyond its own.
+    """
 
     registers: int
     warps: int
@@ -38,22 +42,31 @@ class Limits:
     shared: int
     shared_per_block: int
     lanes: int
+    register_group: int = 256  # 8 per lane
+    reserved: int = 1024  # CUDA keeps 1 KB per block
 
 
-# From the vendors' programming guides (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; CDNA3 ISA).
+SCHEDULERS = 4  # of an SM, and SIMDs of a CU
+# From the vendors' programming guides (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; CDNA3 ISA) and, for
+# gfx942, LLVM's AMDGPU target: per SIMD 8 waves and 512 VGPRs of 64 lanes, AGPRs included (.vgpr_count counts both), handed out 8 per
+# lane; 16 blocks, as each takes one of the CU's barriers; no LDS is reserved.
 LIMITS = {
     "sm_80": Limits(65536, 64, 32, 164 << 10, 163 << 10, 32),
     "sm_86": Limits(65536, 48, 16, 100 << 10, 99 << 10, 32),
     "sm_90": Limits(65536, 64, 32, 228 << 10, 227 << 10, 32),
     "sm_100": Limits(65536, 64, 32, 228 << 10, 227 << 10, 32),
     "sm_120": Limits(65536, 48, 24, 100 << 10, 99 << 10, 32),
-    "gfx942": Limits(131072, 32, 32, 64 << 10, 64 << 10, 64),
+    "gfx942": Limits(131072, 32, 16, 64 << 10, 64 << 10, 64, register_group=512, reserved=0),
 }
 
 
 @dataclass(frozen=True)
 class Case:
-    """One compilation. `dim` and `rows` are the largest the table entry is asked to serve in practice; z_ref is of `dtype`, or fp32."""
+    """One compilation. `dim` and `rows` are the largest the table entry is asked to serve in practice.
+
+    z_ref is of `dtype`, or fp32 (`wide_ref`). With `far_rows` g, z and z_ref lie in storage beyond 2 GB, as z = tokens[:, 0] of many
+    tokens does: within it, AMD's launches address by 32 bits.
+    """
 
     kernel: str
     arch: str
@@ -63,6 +76,9 @@ class Case:
     dim: int
     tile: Tile
     wide_ref: bool = False
+    tau: str = "energy"
+    count: bool = False
+    far_rows: bool = False
 
 
 @dataclass(frozen=True)
@@ -77,36 +93,15 @@ class Resources:
 
 
 def cases(*, subset: bool = False) -> Iterator[Case]:
-    """Every entry of the table x dtype x architecture of its family x kernel; then uneven D and the other precisions.
+    """Every entry of the table x dtype x architecture of its family x kernel; then uneven D, the other options and precisions.
 
-    `subset` keeps what a quick test run can afford: the paper's size (256 rows, D = 768), one dtype per architecture.
+    `subset` keeps what a quick test run can afford: per architecture the first entry that serves D >= 768, in one dtype.
     """
     if subset:
         for arch, dtype in zip(LIMITS, ("fp32", "bf16", "fp16", "bf16", "fp32", "bf16")):
             yield next(c for c in cases() if (c.kernel, c.arch, c.dtype) == ("coordinate", arch, dtype) and c.dim >= 768)
         return
-    for arch in LIMITS:
-        for entry in (entry for entry in TABLE if entry.family == FAMILY[arch]):
-            rows, dim = min(entry.max_rows, 65536), min(entry.max_dim, 4096)
-            for dtype, torch_dtype in DTYPES.items():
-                for kernel in KERNELS:
-                    yield Case(kernel, arch, dtype, "auto", rows, dim, pick(arch, rows, dim, torch_dtype))
-        # What the entries do not show: D that no tile divides, a z_ref of fp32 beside half features, and the other precisions.
-        for rows, dim in ((256, 100), (4096, 1000), (65536, 4095)):
-            for dtype, torch_dtype in DTYPES.items():
-                for kernel in KERNELS:
-                    yield Case(kernel, arch, dtype, "auto", rows, dim, pick(arch, rows, dim, torch_dtype))
-        for rows, dim in ((256, 768), (65536, 4096)):
-            for dtype in ("bf16", "fp16"):
-                tile = pick(arch, rows, dim, DTYPES[dtype], z_ref_dtype=torch.float32)
-                yield Case("coordinate", arch, dtype, "auto", rows, dim, tile, wide_ref=True)
-        for rows, dim in ((256, 768), (4096, 768), (65536, 4096), (65536, 1000)):
-            for dtype in ("bf16", "fp16"):
-                yield Case("coordinate", arch, dtype, "high", rows, dim, pick(arch, rows, dim, DTYPES[dtype], "high"))
-            if not arch.startswith("gfx"):  # tf32 is a type of NVIDIA's tensor cores
-                for precision in ("tf32x3", "tf32"):
-                    yield Case("coordinate", arch, "fp32", precision, rows, dim, pick(arch, rows, dim, torch.float32, precision))
-        yield Case("labelled_energy", arch, "bf16", "high", 4096, 768, WIDENED.tile(torch.float32))
+    yield from dict.fromkeys(case for arch in LIMITS for case in _cases_of(arch))
 
 
 def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resources]]:
@@ -139,9 +134,11 @@ def compile_case(case: Case) -> Resources:
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
     """The kernel as a launch on that GPU would have it compiled."""
-    hip = case.arch.startswith("gfx")
-    target = GPUTarget("hip", case.arch, 64) if hip else GPUTarget("cuda", int(case.arch[3:]), 32)
-    return triton.compile(source(case), target=target, options=compile_options(case.tile))
+    return triton.compile(source(case), target=target(case.arch), options=compile_options(case.tile))
+
+
+def target(arch: str) -> GPUTarget:
+    return GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
 
 
 def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64: int) -> Resources:
@@ -154,19 +151,21 @@ def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64
         problems.append(f"{fp64} fp64 instructions")
     if shared > limits.shared_per_block:
         problems.append(f"shared memory {shared} bytes > {limits.shared_per_block}")
-    threads = case.tile.warps * limits.lanes
-    per_warp = -(-registers * limits.lanes // 256) * 256  # registers are handed out to a warp in groups of 256
-    by_registers = limits.registers // (per_warp * case.tile.warps)
-    by_shared = limits.shared // (shared + 1024) if shared else limits.blocks  # the runtime keeps 1 KB of shared memory per block
-    blocks = min(by_registers, by_shared, limits.warps * limits.lanes // threads, limits.blocks)
+    warps = case.tile.warps
+    per_warp = -(-registers * limits.lanes // limits.register_group) * limits.register_group
+    by_registers = SCHEDULERS * (limits.registers // SCHEDULERS // per_warp) // warps
+    by_shared = limits.shared // (shared + limits.reserved) if shared else limits.blocks
+    blocks = min(by_registers, by_shared, limits.warps // warps, limits.blocks)
     return Resources(registers, stores, loads, shared, fp64, blocks, tuple(problems))
 
 
 def source(case: Case) -> ASTSource:
-    """The kernel with the argument types a real launch has: aligned pointers, row strides divisible by 16 where D is."""
+    """The kernel with the argument types a real launch has: aligned pointers, row strides divisible by 16 where D is, and on AMD
+    pointers into less than 2 GB."""
     kernel = getattr(fused, f"{case.kernel}_kernel")
     matrix = next(name for name, dtype in DTYPES.items() if dtype == operand_dtype(DTYPES[case.dtype], case.precision))
-    large = case.rows > SCAN_LIMIT
+    large, hip = case.rows > SCAN_LIMIT, case.arch.startswith("gfx")
+    features = ("g_ptr", "z_ptr", "z_ref_ptr")
     types = {
         **dict.fromkeys(("g_ptr", "z_ptr", "out_ptr"), f"*{case.dtype}"),
         "z_ref_ptr": "*fp32" if case.wide_ref else f"*{case.dtype}",
@@ -175,12 +174,12 @@ def source(case: Case) -> ASTSource:
         "order_ptr": "*i64" if large else None,
         "unlabelled_ptr": "*i64" if large else None,
         "arrivals_ptr": "*i32",
-        "count_ptr": None,
+        "count_ptr": "*fp32" if case.count else None,
         **dict.fromkeys(("rows", "g_stride", "z_stride", "z_ref_stride"), "i32"),
         **dict.fromkeys(("lambda_a", "lambda_p", "momentum"), "fp32"),
     }
-    shared = constants(case.tile, case.rows, DTYPES[case.dtype], case.precision, amd=case.arch.startswith("gfx"))
-    fixed = {"D": case.dim, "MEAN": True, "UNIFORM": False, "UPDATE": True, **shared}
+    shared = constants(case.tile, case.rows, DTYPES[case.dtype], case.precision, amd=hip)
+    fixed = {"D": case.dim, "MEAN": True, "UNIFORM": case.tau == "uniform", "UPDATE": True, **shared}
     signature, constexprs, attributes = {}, {}, {}
     for position, name in enumerate(kernel.arg_names):
         if name in fixed or types.get(name, "*fp32") is None:
@@ -188,8 +187,11 @@ def source(case: Case) -> ASTSource:
             constexprs[(position,)] = fixed.get(name)
             continue
         signature[name] = types.get(name, "*fp32")
-        if signature[name].startswith("*") or (name.endswith("stride") and case.dim % 16 == 0):
+        pointer = signature[name].startswith("*")
+        if pointer or (name.endswith("stride") and case.dim % 16 == 0):
             attributes[(position,)] = [["tt.divisibility", 16]]
+        if pointer and hip and not (case.far_rows and name in features):
+            attributes[(position,)] += [["tt.pointer_range", 32]]
     return ASTSource(kernel, signature, constexprs, attributes)
 
 
@@ -200,7 +202,13 @@ def table(results: list[tuple[Case, Resources]]) -> str:
     lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
     for case, found in results:
         tile = case.tile
-        dtype = f"{case.dtype}, z_ref fp32" if case.wide_ref else case.dtype
+        options = {
+            "z_ref fp32": case.wide_ref,
+            "tau uniform": case.tau == "uniform",
+            "count": case.count,
+            "rows beyond 2 GB": case.far_rows,
+        }
+        dtype = ", ".join([case.dtype, *(name for name, given in options.items() if given)])
         cells = [case.kernel, case.arch, dtype, case.precision, case.rows, case.dim, f"{tile.block_m}x{tile.block_n}x{tile.block_k}"]
         cells += [tile.warps, tile.stages, found.registers, f"{found.spill_stores}/{found.spill_loads}", f"{found.shared / 1024:.1f}"]
         cells += [found.blocks_per_sm, "; ".join(found.problems) or "ok"]
@@ -212,6 +220,49 @@ def as_record(case: Case, found: Resources) -> dict:
     """One JSON object per compilation, for results files and models of GPU time."""
     record = {field.name: getattr(case, field.name) for field in fields(case) if field.name != "tile"} | case.tile._asdict()
     return record | {field.name: getattr(found, field.name) for field in fields(found)}
+
+
+def _cases_of(arch: str) -> Iterator[Case]:
+    shapes = []
+    for entry in (entry for entry in TABLE if entry.family == FAMILY[arch]):
+        # One tile is two kernels where it serves rows on both sides of SCAN_LIMIT: up to it the kernel looks for its rows itself.
+        for rows in sorted({min(entry.max_rows, SCAN_LIMIT), min(entry.max_rows, 65536)}):
+            shapes.append((rows, min(entry.max_dim, 4096)))
+    # What the entries do not show: a common size; D that no tile divides; and D = 512, where bf16 takes most registers.
+    shapes += [(SCAN_LIMIT, 768), (256, 100), (4096, 1000), (65536, 4095)]
+    for rows, dim in shapes:
+        for dtype in DTYPES:
+            for kernel in KERNELS:
+                yield _case(kernel, arch, dtype, "auto", rows, dim)
+    for rows in (SCAN_LIMIT, 65536):
+        for dtype in ("fp32", "bf16"):
+            yield _case("coordinate", arch, dtype, "auto", rows, 512)
+    yield _case("coordinate", arch, "fp32", "auto", SCAN_LIMIT, 768, tau="uniform")
+    yield _case("coordinate", arch, "fp32", "auto", SCAN_LIMIT, 768, count=True)
+    for rows, dim in ((256, 768), (SCAN_LIMIT, 768), (65536, 4096)):
+        for dtype in ("bf16", "fp16"):
+            yield _case("coordinate", arch, dtype, "auto", rows, dim, wide_ref=True)
+    for rows, dim in ((256, 768), (4096, 768), (65536, 4096), (65536, 1000)):
+        for dtype in ("bf16", "fp16"):
+            yield _case("coordinate", arch, dtype, "high", rows, dim)
+        if not arch.startswith("gfx"):  # tf32 is a type of NVIDIA's tensor cores
+            for precision in ("tf32x3", "tf32"):
+                yield _case("coordinate", arch, "fp32", precision, rows, dim)
+    yield _case("labelled_energy", arch, "bf16", "high", SCAN_LIMIT, 768)
+    if arch.startswith("gfx"):
+        for dtype in DTYPES:
+            for kernel in KERNELS:
+                yield _case(kernel, arch, dtype, "auto", SCAN_LIMIT, 768, far_rows=True)
+    else:
+        yield _case("coordinate", arch, "fp32", "tf32", 2048, 768)
+        for precision in ("tf32x3", "tf32"):
+            yield _case("labelled_energy", arch, "fp32", precision, SCAN_LIMIT, 768)
+
+
+def _case(kernel: str, arch: str, dtype: str, precision: str, rows: int, dim: int, **options) -> Case:
+    """With the tile that a launch picks."""
+    z_ref_dtype = torch.float32 if options.get("wide_ref") else None
+    return Case(kernel, arch, dtype, precision, rows, dim, pick(arch, rows, dim, DTYPES[dtype], precision, z_ref_dtype), **options)
 
 
 def _number(pattern: str, text: str) -> int:

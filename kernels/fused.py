@@ -1,4 +1,4 @@
-"""The Triton kernels. No torch here: pointers in, pointers out; `launch` is the host side.
+"""The Triton kernels. No tensors here: pointers in, pointers out; `launch` is the host side.
 
 `coordinate_kernel` does the whole backward of EAGC in one launch. Grid: (column blocks of S, row blocks).
 
@@ -17,6 +17,10 @@ update of Ebar, also in one launch.
 import triton
 import triton.language as tl
 
+from . import reference
+
+NORM_FLOOR = tl.constexpr(reference.NORM_FLOOR)
+ENERGY_FLOOR = tl.constexpr(reference.ENERGY_FLOOR)
 KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)  # min and max drop NaN by default; a non-finite row has to stay visible
 
 
@@ -32,7 +36,7 @@ def _group_of_rows(mask_ptr, order_ptr, unlabelled_ptr, rows, group, LABELLED: t
     """Indices of the `group`-th BLOCK_M rows among the labelled (or unlabelled) ones, -1 past the end, and how many there are."""
     rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
     if order_ptr is not None:
-        # Given beyond 4,096 rows: unlabelled rows first, each kind in ascending order.
+        # Given beyond SCAN_LIMIT rows: unlabelled rows first, each kind in ascending order.
         unlabelled = tl.load(unlabelled_ptr)
         count = rows - unlabelled if LABELLED else unlabelled
         first = unlabelled if LABELLED else 0
@@ -68,7 +72,7 @@ def _energy_of_group(partial_ptr, rank, valid, rows, column_blocks):
         # .cg: the shares were written by other programs, so they must come from L2, not from this SM's L1.
         inside += tl.load(share, mask=valid, other=0.0, cache_modifier=".cg")
         total += tl.load(share + rows, mask=valid, other=0.0, cache_modifier=".cg")
-    return _clamp01(inside / tl.maximum(total, 1e-12, propagate_nan=KEEP_NAN))
+    return _clamp01(inside / tl.maximum(total, NORM_FLOOR, propagate_nan=KEEP_NAN))
 
 
 @triton.jit
@@ -193,7 +197,7 @@ def coordinate_kernel(
             tl.store(product_ptr + safe[:, None] * D + cols[None, :], a_gs, mask=m_block)
             if _arrive(arrivals_ptr + group, AMD) == column_blocks - 1:
                 energy = _energy_of_group(partial_ptr, rank, valid, rows, column_blocks)
-                tau = _clamp01(1.0 - energy / (tl.load(energy_ref_ptr) + 1e-6))
+                tau = _clamp01(1.0 - energy / (tl.load(energy_ref_ptr) + ENERGY_FLOOR))
                 weight = lambda_p * tau
                 for block in range(0, column_blocks):
                     every = block * BLOCK_N + tl.arange(0, BLOCK_N)

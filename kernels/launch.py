@@ -87,11 +87,16 @@ def labelled_energy(
 
 
 def warmup(rows: int, dtype: torch.dtype, matrix: Tensor, *, anchor: str, tau: str, precision: str = "auto") -> None:
-    """Compile ahead of a CUDA graph capture, and make the copy of the matrix the kernels use: with and without anchor, scale and count."""
+    """Compile every form of a call with this many rows ahead of a CUDA graph capture: without z_ref, with z_ref in z's dtype and, beside
+    half features, in fp32; with and without scale and count.
+
+    Outside a capture the half copy of the matrix is ready afterwards too. A capture casts the matrix itself, as a part of the graph, and
+    so follows later writes to it.
+    """
     z = torch.zeros((rows, matrix.shape[0]), dtype=dtype, device=matrix.device)
     mask = torch.arange(rows, device=matrix.device) % 2 == 0
     one = torch.ones((), device=matrix.device)
-    for z_ref in (z, None):
+    for z_ref in (None, z) if dtype == torch.float32 else (None, z, z.float()):
         for scale in (None, one):
             for count in (None, one):
                 options = {"lambda_a": 1.0, "lambda_p": 1.0, "anchor": anchor, "tau": tau, "scale": scale, "count": count}

@@ -24,7 +24,7 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """`tile(dtype)` serves up to `max_rows` rows and dimensions up to `max_dim` on one family of architectures."""
+    """`tile(dtype)` serves up to `max_rows` rows and dimensions up to `max_dim` on one family of architectures; `dtype`: this one only."""
 
     family: str
     max_rows: int
@@ -33,6 +33,7 @@ class Entry:
     block_n: int
     warps: int
     stages: int
+    dtype: torch.dtype | None = None
 
     def tile(self, dtype: torch.dtype) -> Tile:
         # 128 bytes of a row per step of the inner loop in either width: one full cache line.
@@ -43,15 +44,21 @@ class Entry:
 FAMILY = {"sm_80": "wide", "sm_90": "wide", "sm_100": "wide", "sm_86": "narrow", "sm_89": "narrow", "sm_120": "narrow", "gfx942": "cdna"}
 
 ANY = 1 << 31
+SCAN_LIMIT = 4096  # rows up to which every program finds its rows itself; beyond, an ordering is computed first
 # Few rows: small blocks, because the number of programs, not their efficiency, limits the speed (256 rows of which half are
-# unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads all of S once.
+# unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads all of S once. Warps of
+# blocks of 64 x 64 are what ptxas needs not to spill: 4 are too few where programs look for their rows (fp32 on sm_90, bf16 on sm_86 and
+# sm_120) and in bf16 on sm_80 for D = 512; with 8 it spills in fp32 beyond SCAN_LIMIT (the energy of labelled rows on sm_100 and sm_120).
 TABLE = (
     Entry("wide", 512, 384, 16, 32, 4, 4),
     Entry("wide", 512, 768, 16, 64, 4, 4),
     Entry("wide", 2048, ANY, 32, 64, 4, 4),
-    Entry("wide", ANY, ANY, 64, 64, 4, 3),
+    Entry("wide", SCAN_LIMIT, ANY, 64, 64, 8, 3),
+    Entry("wide", ANY, ANY, 64, 64, 4, 3, torch.float32),
+    Entry("wide", ANY, ANY, 64, 64, 8, 3),
     Entry("narrow", 512, 384, 16, 32, 4, 4),
     Entry("narrow", 2048, ANY, 32, 64, 4, 4),
+    Entry("narrow", SCAN_LIMIT, ANY, 64, 64, 8, 3),
     Entry("narrow", ANY, ANY, 64, 64, 4, 3),
     Entry("cdna", 512, 768, 16, 64, 4, 2),
     Entry("cdna", 2048, ANY, 32, 64, 4, 2),
@@ -78,12 +85,10 @@ def pick(arch: str, rows: int, dim: int, dtype: torch.dtype, precision: str = "a
     if precision == "tf32x3":
         return SMALL.tile(dtype)
     family = FAMILY.get(arch, "cdna" if arch.startswith("gfx") else "narrow")
-    tile = next(e for e in TABLE if e.family == family and rows <= e.max_rows and dim <= e.max_dim).tile(dtype)
+    entries = (e for e in TABLE if e.family == family and e.dtype in (None, dtype))
+    tile = next(e for e in entries if rows <= e.max_rows and dim <= e.max_dim).tile(dtype)
     even = dim % tile.block_n == 0 and dim % tile.block_k == 0 and z_ref_dtype in (None, dtype)
     return tile if even else SMALL.tile(dtype)
-
-
-SCAN_LIMIT = 4096  # rows up to which every program finds its rows itself; beyond, an ordering is computed first
 
 
 def chunks(rows: int) -> int:

@@ -1,4 +1,4 @@
-"""Two runs make up the suite: the plain one, and one with TRITON_INTERPRET=1 that runs what needs or takes the Triton kernels."""
+"""Two runs make up the suite: one with TRITON_INTERPRET=1 that runs what needs or takes the Triton kernels, then the plain one."""
 
 import os
 
@@ -8,7 +8,7 @@ INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def pytest_collection_modifyitems(config, items):
-    """`interpreter` tests belong to the second run; tests with the `impl` fixture run in both, each with its own providers."""
+    """`interpreter` tests belong to the first run; tests with the `impl` fixture run in both, each with its own providers."""
     kept, dropped = [], []
     for item in items:
         own = item.get_closest_marker("interpreter") is not None

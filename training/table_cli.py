@@ -31,6 +31,7 @@ if TYPE_CHECKING:  # Accelerate and timm take seconds to import: a plan does not
     from eagc_ops.training.jobs import Job
 
 PLACES = ("root", "split_file", "weights", "device", "workers")  # settings of the machine that may be given
+MEASURED = ("dataset", "root", "split_file", "backbone")  # what `eagc bench overhead` is given
 PUBLISHERS = {"dino_vitb16": "facebookresearch/dino", "dinov2_vitb14_reg4": "facebookresearch/dinov2"}  # GitHub repositories
 
 
@@ -48,14 +49,17 @@ def main(argv: list[str]) -> int:
     parser.add_argument("--trunk-cache", action="store_true", help="keep the frozen trunk's tokens on disk (digits: always; not SPTNet)")
     parser.add_argument("--pretrain-epochs", type=int, default=10, metavar="N", help="digits without --weights: epochs of pretraining [10]")
     parser.add_argument("--dataset", choices=DATASETS, help="data set to fill in; digits needs no download")
+    parser.add_argument("--backbone", metavar="VIT", help="overhead only: ViT to measure [vit_small_patch16_224]; others train their own")
     add_config_arguments(parser, ("epochs", *PLACES))
     given = parser.parse_args(argv)
     for name in ("seeds", "jobs", "pretrain_epochs", "epochs"):
         if getattr(given, name, None) is not None and getattr(given, name) < 1:
-            parser.error(f"--{name.replace('_', '-')} must be at least 1, got {getattr(given, name)}")
+            parser.error(f"{_option(name)} must be at least 1, got {getattr(given, name)}")
     table, dataset = TABLES[given.name], given.dataset
     if given.name == "overhead":
-        return _overhead(given)
+        return _overhead(parser, argv, given)
+    if given.backbone is not None:
+        parser.error(f"--backbone {given.backbone} is for overhead only: what {given.name} trains is part of the table; leave it out")
     if given.dry_run:
         print(f"{given.name}: {table.caption}\n(paper: {PAPER[given.name].label})")
         for each in [dataset] if dataset else dict.fromkeys(group.dataset for group in table.groups):
@@ -65,6 +69,10 @@ def main(argv: list[str]) -> int:
         own = ", ".join(dict.fromkeys(group.dataset for group in table.groups))
         parser.error(f"--dataset is missing: the paper has {own}, filled in one at a time; digits needs no download")
     return _fill(table, dataset, given)
+
+
+def _option(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def _runs(table: Table, dataset: str, given: Namespace) -> list[Run]:
@@ -237,15 +245,23 @@ def _duration(seconds: Iterable[float]) -> str:
 # Overhead --------------------------------------------------------------------------------------------------------------------------
 
 
-def _overhead(given: Namespace) -> int:
+def _overhead(parser: Parser, argv: list[str], given: Namespace) -> int:
     """Measured by `eagc bench overhead`, in a process of its own: it restarts itself with the allocator pinned."""
+    from eagc_ops.bench.cli import parse
+
+    asked = vars(parser.parse_args(argv, Namespace(**dict.fromkeys(vars(given)))))  # None: not given
+    for name, value in asked.items():
+        if value is not None and name not in ("name", "output", "dry_run", *MEASURED):
+            use = f"leave it out; there are {', '.join(map(_option, MEASURED))}, and `eagc bench overhead` has more"
+            parser.error(f"{_option(name)} is for training, but overhead is measured (on the GPU if there is one): {use}")
     home = given.output / "overhead"
-    options = [word for name in ("dataset", "root", "split_file") if getattr(given, name, None)
-               for word in (f"--{name.replace('_', '-')}", str(getattr(given, name)))]  # fmt: skip
+    options = [word for name in MEASURED if getattr(given, name, None) is not None
+               for word in (_option(name), str(getattr(given, name)))]  # fmt: skip
     options += ["-o", str(home / "table.json"), "--picture", str(home / "overhead.svg")]
+    parse(["overhead", *options])  # refuses what does not fit together, before anything is started
     print(f"overhead (paper: {PAPER['overhead'].label}) is measured by: eagc bench overhead {' '.join(options)}", flush=True)
     if given.dry_run:
-        print("ESTIMATE 5 min on one core of a CPU: 9 rounds of about 25 s, and the epochs; nothing is trained")
+        print("ESTIMATE 5 min on one core of a CPU with ViT-S: 9 rounds of about 25 s, and the epochs; nothing is trained")
         return 0
     home.mkdir(parents=True, exist_ok=True)
     lines = []

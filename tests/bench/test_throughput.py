@@ -92,13 +92,26 @@ def test_plain_torch_overflows_in_half_precision_and_is_refused():
 
 def test_a_row_is_consistent():
     for row in measure(SMALL, without_compile, CPU, 0.05):
-        work = throughput.necessary_work(16, 16, 24, 4)
+        work = throughput.nominal_work(16, 16, 24, 4, running=row["Ebar"] == "running")
         assert row["gflop_per_s"] == pytest.approx(work.flops / row["seconds"].median / 1e9)
         assert row["gb_per_s"] / row["gflop_per_s"] == pytest.approx(1 / row["flop_per_byte"])
         assert row["speed_up"].low <= row["speed_up"].median <= row["speed_up"].high
         assert row["error"] < 1e-6
         assert row["host_syncs_on_gpu"] == (4 if row["provider"] == HOOKS else 0)
         assert row["device_seconds"] is row["host_seconds"] is row["launches"] is None  # nothing of a GPU is invented
+
+
+def test_the_limit_multiplies_what_the_form_must():
+    inputs = make_inputs(32, 24)  # 16 unlabelled rows: z and g of each; running: z of the 16 labelled ones too
+    rows = {running: [run().shape[0] for run in throughput.products(inputs, running=running).values()] for running in (False, True)}
+    assert rows == {False: [32], True: [48]}
+
+
+def test_on_a_gpu_every_line_has_the_same_columns():
+    rows = measure(SMALL, without_compile, CPU, 0.01)
+    made_up = {"host_seconds": Spread(1e-5, 1e-5, 1e-5), "device_seconds": None, "launches": 3}  # as on a GPU
+    lines = table([*({**row, **made_up} for row in rows), {**rows[0], "kind": "not timed", "reason": "wrong", "host_seconds": None}])
+    assert len({tuple(line) for line in lines}) == 1 and "rates of" in lines[0]
 
 
 def test_the_compiled_provider_is_right_and_counted_like_plain_torch():

@@ -6,7 +6,7 @@ import torch
 from eagc_ops.bench.inputs import make_inputs
 from eagc_ops.bench.operator import variants
 from eagc_ops.bench.throughput import torch_path_on_a_gpu
-from eagc_ops.bench.work import count, necessary_work
+from eagc_ops.bench.work import count, nominal_work
 
 
 def test_flops_by_hand():
@@ -15,18 +15,20 @@ def test_flops_by_hand():
     dot = 3 + 3
     unlabelled = 2 * product + 2 * dot + (3 + 3)  # z S and g S; z . zS and |z|^2; w * gS and g - that
     labelled = 3 + 3 + 3  # z - z_ref; c * that; g + that
-    assert necessary_work(2, 1, 3, 4).flops == 2 * unlabelled + labelled
+    assert nominal_work(2, 1, 3, 4, running=False).flops == 2 * unlabelled + labelled
+    energy = product + 2 * dot
+    assert nominal_work(2, 1, 3, 4, running=True).flops == 2 * unlabelled + labelled + energy
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_bytes_by_hand(itemsize):
     tensors = {"S": 9, "g": 9, "z": 9, "z_ref of the labelled row": 3, "out": 9}  # elements at D = 3, three rows
-    assert necessary_work(2, 1, 3, itemsize).bytes == itemsize * sum(tensors.values()) + 3  # and a byte of mask per row
+    assert nominal_work(2, 1, 3, itemsize, running=False).bytes == itemsize * sum(tensors.values()) + 3  # and a byte of mask per row
 
 
 def test_paper_size():
     """256 rows, D = 768, half of them labelled: 4 B_u D^2 = 0.30 GFLOP, about 5 MB in fp32 (design: launch-bound on a GPU)."""
-    work = necessary_work(128, 128, 768, 4)
+    work = nominal_work(128, 128, 768, 4, running=False)
     assert work.flops == pytest.approx(0.302e9, rel=0.01) and work.bytes == pytest.approx(5.1e6, rel=0.02)
     assert work.intensity == work.flops / work.bytes
 

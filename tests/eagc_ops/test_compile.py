@@ -1,16 +1,18 @@
 """torch.library and torch.compile: opcheck of the raw ops, one graph and the same values when compiled, no wait for the device."""
 
+import contextlib
 import warnings
 
 import pytest
 import torch
+import torch.distributed as dist
 from no_waiting import NoWaiting
 from operator_cases import OPTIONS, make_case
 from torch import nn
 
 from eagc_ops import EAGC, Subspace, eagc_op, kernels
 from eagc_ops.kernels import torch_path
-from eagc_ops.op import coordinate_op, observe_op
+from eagc_ops.op import EAGERLY, coordinate_op, observe_op
 from eagc_ops.subspace import estimate_from_batch
 
 # What inductor itself warns about (deprecations inside torch) is not ours.
@@ -128,12 +130,17 @@ def test_compiled_model_inside_a_checkpoint_counts_a_batch_once():
 
 
 def test_the_mode_catches_what_the_cpu_path_does():
-    """The control: the CPU path looks for its rows, which a GPU path must not."""
+    """The control: the CPU path looks for its rows, which a GPU path must not; the mode sees it inside the opaque ops too."""
     case = make_case()
     with pytest.raises(AssertionError, match="waits for the device"), NoWaiting():
         torch_path.coordinate(*case.inputs(), **OPTIONS)
     with pytest.raises(AssertionError, match="_local_scalar_dense"), NoWaiting():
         case.mask.sum().item()
+    with pytest.raises(AssertionError, match="waits for the device"), NoWaiting():
+        EAGC(Subspace(case.matrix, case.energy_ref), energy_momentum=0.9)(case.z, case.z_ref, case.mask)
+    out = EAGC(Subspace(case.matrix, case.energy_ref))(case.z.clone().requires_grad_(), case.z_ref, case.mask)
+    with pytest.raises(AssertionError, match="waits for the device"), NoWaiting():
+        out.sum().backward()
 
 
 def test_the_dense_form_waits_for_nothing():
@@ -151,9 +158,64 @@ def test_the_batch_estimate_waits_for_nothing(shape):
         estimate_from_batch(case.z_ref, case.mask)
 
 
+class Ranks:
+    """Stands for a process group of two; its all-reduce does nothing."""
+
+    group_name = "ranks"
+
+    def size(self):
+        return 2
+
+
+def step_under_the_mode(monkeypatch, device, impl):
+    """What training does with the operator: running and fixed energy reference, alone and among ranks, token and loss scale."""
+    monkeypatch.setattr(dist, "all_reduce", lambda *args, **options: None)
+    monkeypatch.setattr(dist.distributed_c10d, "_resolve_process_group", lambda name: Ranks())
+    monkeypatch.setattr(kernels, "_no_autocast", lambda kind: contextlib.nullcontext())  # torch knows none for the meta device
+    case = make_case()
+    z, z_ref, mask = (x.to(device) for x in (case.z, case.z_ref, case.mask))
+    for momentum in (None, 0.9):
+        for group in (None, Ranks()):
+            settings = {"energy_momentum": momentum, "process_group": group, "record": True, "impl": impl}
+            module = EAGC(Subspace(case.matrix, case.energy_ref), **settings).to(device)
+            features, scale = z.clone().requires_grad_(), torch.tensor(4.0, device=device)
+            with NoWaiting():
+                out, token = module(features, z_ref, mask, return_token=True)
+                (out.square().mean() + token).backward()
+                module(features, z_ref, mask, loss_scale=scale).sum().backward()
+            assert features.grad.shape == z.shape and module.last_tau.device.type == device
+
+
+def test_a_step_waits_for_nothing(monkeypatch):
+    """Checks, autograd, the bodies of both opaque ops, the dense form. The meta device stands for a GPU: it has no values to read."""
+    step_under_the_mode(monkeypatch, "meta", "auto")
+
+
+def reading(function):
+    """The function with a read of a value added to it."""
+
+    def wrapped(*args, **options):
+        args[0].sum().item()
+        return function(*args, **options)
+
+    return wrapped
+
+
+@pytest.mark.parametrize("place", ["coordinate_eagerly", "observe_eagerly", "dense", "dense_labelled_energy", "updated_energy_ref"])
+def test_a_read_added_anywhere_in_a_step_is_caught(monkeypatch, place):
+    ops = {"coordinate_eagerly": coordinate_op, "observe_eagerly": observe_op}
+    if place in ops:
+        monkeypatch.setitem(EAGERLY, ops[place], reading(EAGERLY[ops[place]]))
+    else:
+        home = torch_path if place.startswith("dense") else kernels.reference
+        monkeypatch.setattr(home, place, reading(getattr(home, place)))
+    with pytest.raises(AssertionError, match="item waits for the device"):
+        step_under_the_mode(monkeypatch, "meta", "auto")
+
+
 @pytest.mark.interpreter
 def test_the_triton_launch_waits_for_nothing(monkeypatch):
-    """The launcher with the kernel taken out (the interpreter itself reads memory): allocations and launch arguments only."""
+    """Everything around the kernels, which are taken out (the interpreter itself reads memory): allocations and launch arguments."""
     from eagc_ops.kernels import launch
 
     class Recorder:
@@ -169,16 +231,6 @@ def test_the_triton_launch_waits_for_nothing(monkeypatch):
             launch.coordinate(*case.inputs(), scale=torch.tensor(2.0), **OPTIONS)
             launch.labelled_energy(case.z, case.mask, case.matrix, case.energy_ref, momentum=0.95, update=True)
     assert len(launches) == 4  # one launch a call
-
-
-def test_the_operator_around_the_kernels_waits_for_nothing(monkeypatch):
-    """Checks, autograd, token, scale: everything but the provider itself."""
-    monkeypatch.setattr(kernels.torch_path, "coordinate", torch_path.dense)
-    monkeypatch.setattr(kernels.torch_path, "labelled_energy", torch_path.dense_labelled_energy)
-    case = make_case()
-    module = EAGC(Subspace(case.matrix, case.energy_ref), energy_momentum=0.9, record=True)
-    z = case.z.clone().requires_grad_()
-    with NoWaiting():
-        out, token = module(z, case.z_ref, case.mask, return_token=True)
-        (out.square().mean() + token).backward()
-        module(z, case.z_ref, case.mask, loss_scale=torch.tensor(4.0)).sum().backward()
+    launches.clear()
+    step_under_the_mode(monkeypatch, "cpu", "triton")
+    assert len(launches) == 8 + 4  # eight backward passes; four forwards with a running energy reference

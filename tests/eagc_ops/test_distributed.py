@@ -8,7 +8,7 @@ import pytest
 import torch
 
 RANK = '''
-import copy, sys
+import copy, datetime, sys
 import torch
 import torch.distributed as dist
 from torch import nn
@@ -17,7 +17,7 @@ from operator_cases import make_case
 from eagc_ops import EAGC, Subspace
 
 rank, world = int(sys.argv[1]), int(sys.argv[2])
-dist.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=world)
+dist.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60))
 share = slice(rank * 12 // world, (rank + 1) * 12 // world)
 
 def batches():
@@ -54,6 +54,26 @@ for mode in ("fixed", "ema", "no group"):
     seen = [torch.zeros(()) for _ in range(world)]
     dist.all_gather(seen, model.eagc.energy_ref)
     out[mode] = dict(grad=model.encoder.weight.grad, energy_ref=torch.stack(seen))
+
+# What one rank does alone: a collective in it would wait for the other, or be taken for its next one.
+alone = []
+if rank == 0:
+    case, z_ref, mask = next(batches())
+    for momentum in (None, 0.5):
+        for options, given, grad, training in (
+            (dict(), z_ref, False, False),  # validation
+            (dict(), z_ref, True, False),  # features without gradient
+            (dict(anchor="sum"), z_ref, True, momentum is None),  # nothing to count
+            (dict(lambda_a=0.0), z_ref, True, momentum is None),
+            (dict(), None, True, momentum is None),
+        ):
+            eagc = EAGC(Subspace(case.matrix, case.energy_ref), energy_momentum=momentum, process_group=dist.group.WORLD, **options)
+            z = case.z.clone().requires_grad_(bool(options) or given is None or not grad)
+            with torch.set_grad_enabled(grad):
+                h = eagc.train(training)(z, given, mask)
+            alone.append(torch.autograd.grad(h, z, case.g)[0] if grad and z.requires_grad else h.detach())
+            assert torch.equal(eagc.energy_ref, case.energy_ref)
+out["alone"] = alone
 
 fitted = torch.randn(40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 rows = slice(0, 15) if rank == 0 else slice(15, 40)
@@ -96,6 +116,14 @@ def test_a_subspace_fitted_by_two_ranks_equals_that_of_one(ranks):
     one, two = (result["fit"] for result in ranks)
     torch.testing.assert_close(two["matrix"], one["matrix"], rtol=0, atol=1e-7)
     torch.testing.assert_close(two["energy_ref"], one["energy_ref"], rtol=0, atol=1e-7)
+
+
+def test_one_rank_may_validate_alone(ranks):
+    """Without gradients, or where nothing is counted over ranks, a call meets nobody; and its values are those of one process."""
+    one, two = (result["alone"] for result in ranks)
+    assert len(two) == 10
+    for mine, expected in zip(two, one):
+        assert torch.equal(mine, expected)
 
 
 def test_without_a_process_group_the_ranks_weigh_their_labelled_rows_differently(ranks):

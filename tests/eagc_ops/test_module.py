@@ -74,6 +74,16 @@ class TestRunningEnergyReference:
         assert_close_to_oracle(grads[0], type(first)(*first.inputs()[:5], used1))
         assert_close_to_oracle(grads[1], type(first)(*second.inputs()[:4], first.matrix, used2))
 
+    def test_a_forward_in_evaluation_keeps_the_value_of_its_time(self):
+        """A training forward moves the buffer before the backward of the first."""
+        case = make_case(60, 32)
+        module = module_of(case, energy_momentum=0.5)
+        z = case.z.clone().requires_grad_()
+        out = module.eval()(z, case.z_ref, case.mask)
+        module.train()(case.z, case.z_ref, case.mask)
+        assert abs(module.energy_ref - case.energy_ref) > 1e-3
+        assert_close_to_oracle(torch.autograd.grad(out, z, case.g)[0], case)
+
     @pytest.mark.parametrize("reentrant", [True, False])
     def test_activation_checkpointing_counts_a_batch_once(self, reentrant):
         case = make_case()

@@ -5,9 +5,11 @@ import warnings
 import pytest
 import torch
 from operator_cases import OPTIONS, assert_close_to_oracle, assert_exercised, make_case
+from torch.utils._pytree import tree_leaves
 
 import eagc_ops.op
-from eagc_ops import Subspace, eagc_op
+from eagc_ops import EAGC, Subspace, eagc_op
+from eagc_ops.op import apply
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -190,16 +192,28 @@ def test_two_backward_passes_add_the_anchor_twice():
     assert once.abs().max() > 0 and torch.equal(z.grad, 2 * once)
 
 
-def test_memory_kept_for_backward_is_the_inputs():
-    """z, z_ref and mask, each by reference: no copy, no energy, no product."""
+@pytest.mark.parametrize("way", ["function", "fixed", "running", "token", "loss_scale", "count"])
+def test_memory_kept_for_backward_is_the_inputs(way):
+    """z, z_ref, mask and the matrix, each by reference, and the numbers of the call: no copy, no energy of a row, no product."""
     case = make_case()
-    z = case.z.clone().requires_grad_()
+    z, subspace = case.z.clone().requires_grad_(), subspace_of(case)
+    module, inputs = EAGC(subspace, energy_momentum=0.9 if way == "running" else None), (z, case.z_ref, case.mask)
+    matrix = subspace.matrix if way in ("function", "count") else module.matrix
+    calls = {
+        "function": lambda: eagc_op(*inputs, subspace),
+        "token": lambda: module(*inputs, return_token=True)[0],
+        "loss_scale": lambda: module(*inputs, loss_scale=torch.tensor(2.0)),
+        "count": lambda: apply(*inputs, matrix, case.energy_ref, torch.tensor(3.0), None, False, **OPTIONS, impl="auto", precision="auto"),
+    }
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
-        out = eagc_op(z, case.z_ref, case.mask, subspace_of(case))
-    assert [x.data_ptr() for x in kept] == [x.data_ptr() for x in (z, case.z_ref, case.mask)]
-    tensors = [x for x in vars(out.grad_fn).values() if isinstance(x, torch.Tensor)]
-    assert all(x.numel() <= case.matrix.numel() for x in tensors)
+        out = calls.get(way, lambda: module(*inputs))()
+    assert [(x.data_ptr(), x.shape) for x in kept] == [(x.data_ptr(), x.shape) for x in inputs]
+    attributes = [x for x in tree_leaves(vars(out.grad_fn)) if isinstance(x, torch.Tensor)]
+    numbers = [x for x in attributes if x.ndim == 0]
+    assert [(x.data_ptr(), x.shape) for x in attributes if x.ndim > 0] == [(matrix.data_ptr(), matrix.shape)]
+    assert len(numbers) == (2 if way in ("loss_scale", "count") else 1)  # the energy reference, and what was given
+    assert all(x.untyped_storage().nbytes() == x.itemsize for x in numbers)  # not one element of something larger
 
 
 def test_functorch_grad_is_coordinated_too():
@@ -222,33 +236,65 @@ class TestErrors:
         ("change", "error", "words"),
         [
             ({"mask": lambda c: c.mask[:20]}, ValueError, r"mask has shape \(20,\), z has rows \(40,\).*half the rows.*mask.repeat\(2\)"),
-            ({"mask": lambda c: c.mask[:7]}, ValueError, r"mask has shape \(7,\)"),
-            ({"mask": lambda c: c.mask[:, None]}, ValueError, r"mask has shape \(40, 1\)"),
+            ({"mask": lambda c: c.mask[:7]}, ValueError, r"mask has shape \(7,\), z has rows \(40,\): pass one value for each row of z$"),
+            ({"mask": lambda c: c.mask[:, None]}, ValueError, r"mask has shape \(40, 1\).*pass one value for each row of z"),
             ({"mask": lambda c: c.mask.long()}, TypeError, r"mask is torch.int64.*mask.bool\(\)"),
-            ({"mask": lambda c: c.mask.tolist()}, TypeError, "mask must be a tensor, got list"),
-            ({"z_ref": lambda c: c.z_ref[:1]}, ValueError, r"z_ref has shape \(1, 24\), z has \(40, 24\)"),
-            ({"z_ref": lambda c: c.mask[:, None].expand(40, 24)}, TypeError, "z_ref is torch.bool"),
-            ({"z_ref": lambda c: c.z.clone().requires_grad_()}, ValueError, r"z_ref requires grad.*torch.no_grad\(\)"),
-            ({"z": lambda c: c.z.long()}, ValueError, "z must be a floating tensor"),
-            ({"z": lambda c: c.z.to(torch.float8_e4m3fn)}, ValueError, "16 bits or more"),
-            ({"z": lambda c: c.z[:, :0]}, ValueError, "D=0"),
-            ({"z": lambda c: None}, TypeError, "z must be a tensor, got NoneType"),
-            ({"z_ref": lambda c: c.z_ref.to("meta")}, ValueError, r"z_ref is on meta but z on cpu"),
-            ({"subspace": lambda c: Subspace(torch.eye(8), 0.5)}, ValueError, "z has D=24 but the subspace has D=8"),
+            ({"mask": lambda c: c.mask.tolist()}, TypeError, "mask must be a tensor, got list: make it one with torch.as_tensor"),
+            ({"z_ref": lambda c: c.z_ref[:1]}, ValueError, r"z_ref has shape \(1, 24\), z has \(40, 24\): they must be equal"),
+            ({"z_ref": lambda c: c.mask[:, None].expand(40, 24)}, TypeError, r"z_ref is torch.bool.*pass the reference model's features"),
+            (
+                {"z_ref": lambda c: c.z.clone().requires_grad_()},
+                ValueError,
+                r"z_ref requires grad.*torch.no_grad\(\), or pass z_ref.detach\(\)",
+            ),
+            (
+                {"z": lambda c: c.z.long()},
+                ValueError,
+                r"z must be a floating tensor.*got \(40, 24\) torch.int64: pass features as fp32, bf16",
+            ),
+            (
+                {"z": lambda c: c.z.to(torch.float8_e4m3fn)},
+                ValueError,
+                r"16 bits or more, got .*float8_e4m3fn: pass features as fp32, bf16",
+            ),
+            ({"z": lambda c: c.z[:, :0]}, ValueError, r"z has shape \(40, 0\), D=0: pass features \(..., D\) with D >= 1"),
+            ({"z": lambda c: None}, TypeError, "z must be a tensor, got NoneType: make it one"),
+            ({"z_ref": lambda c: c.z_ref.to("meta")}, ValueError, r"z_ref is on meta but z on cpu: move it with z_ref.to\(z.device\)"),
+            (
+                {"subspace": lambda c: Subspace(torch.eye(8), 0.5)},
+                ValueError,
+                "z has D=24 but the subspace has D=8: fit it to features of the same layer",
+            ),
             ({"subspace": lambda c: c.matrix}, TypeError, r"subspace must be a Subspace, got Tensor; Subspace\(matrix, energy_ref\)"),
-            ({"subspace": lambda c: None, "z_ref": lambda c: None}, ValueError, "subspace and z_ref are both None"),
+            (
+                {"subspace": lambda c: None, "z_ref": lambda c: None},
+                ValueError,
+                r"subspace and z_ref are both None: give Subspace.conceptor\(labelled_features\), or z_ref",
+            ),
             ({"lambda_a": lambda c: -1.0}, ValueError, "lambda_a=-1.0 must be a finite number >= 0"),
-            ({"lambda_p": lambda c: float("nan")}, ValueError, "lambda_p=nan"),
+            ({"lambda_p": lambda c: float("nan")}, ValueError, "lambda_p=nan must be a finite number >= 0"),
             ({"anchor": lambda c: "max"}, ValueError, r"anchor='max' is none of \('mean', 'sum'\)"),
-            ({"tau": lambda c: "hard"}, ValueError, "tau='hard' is none of"),
-            ({"impl": lambda c: "cuda"}, ValueError, "impl='cuda' is none of"),
-            ({"precision": lambda c: "fast"}, ValueError, "precision='fast' is none of"),
-            ({"energy_ref": lambda c: torch.ones(2)}, ValueError, r"energy_ref must be a number or a 0-d floating tensor"),
-            ({"loss_scale": lambda c: torch.ones(1)}, ValueError, r"loss_scale must be a number or a 0-d floating tensor"),
+            ({"tau": lambda c: "hard"}, ValueError, r"tau='hard' is none of \('energy', 'uniform'\)"),
+            ({"impl": lambda c: "cuda"}, ValueError, r"impl='cuda' is none of \('auto', 'triton', 'torch', 'reference'\)"),
+            ({"precision": lambda c: "fast"}, ValueError, r"precision='fast' is none of \('auto', 'high'"),
+            (
+                {"energy_ref": lambda c: torch.ones(2)},
+                ValueError,
+                r"energy_ref must be a number or a 0-d floating tensor on cpu, got \(2,\)",
+            ),
+            (
+                {"loss_scale": lambda c: torch.ones(1)},
+                ValueError,
+                r"loss_scale must be a number or a 0-d floating tensor on cpu, got \(1,\)",
+            ),
             ({"loss_scale": lambda c: float("nan")}, ValueError, "loss_scale=nan must be a finite number >= 0"),
             ({"loss_scale": lambda c: "x"}, ValueError, "loss_scale='x' must be a finite number >= 0"),
             ({"energy_ref": lambda c: -3.0}, ValueError, "energy_ref=-3.0 must be a finite number >= 0"),
-            ({"loss_scale": lambda c: 2.0, "return_token": lambda c: True}, ValueError, "loss_scale and return_token=True both"),
+            (
+                {"loss_scale": lambda c: 2.0, "return_token": lambda c: True},
+                ValueError,
+                "loss_scale and return_token=True both .* use one of them",
+            ),
         ],
         ids=lambda x: "+".join(x) if isinstance(x, dict) else "",
     )

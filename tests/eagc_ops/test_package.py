@@ -8,8 +8,6 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
-
 ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -72,58 +70,3 @@ def test_command_line_lists_its_commands_and_refuses_others():
         assert re.search(rf"^  {command} ", ran.stdout, re.MULTILINE)
     ran = python("-m", "eagc_ops.cli", "fly")
     assert ran.returncode == 2 and ran.stderr.startswith("eagc: unknown command 'fly'") and len(ran.stderr.splitlines()) == 1
-
-
-def test_selftest_passes_here_and_fails_on_a_wrong_provider(capsys, monkeypatch):
-    from eagc_ops import selftest
-    from eagc_ops.kernels import torch_path
-
-    monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33), (40, 64)))
-    assert selftest.main(["--device", "cpu"]) == 0
-    out = capsys.readouterr().out
-    assert re.search(r"^\d+ passed, 0 failed$", out, re.MULTILINE)
-    assert all(re.search(rf"^torch +auto +{form} ", out, re.MULTILINE) for form in selftest.FORMS)
-    right = torch_path.coordinate
-    monkeypatch.setattr(torch_path, "coordinate", lambda *args, **options: right(*args, **{**options, "lambda_p": 0.51}))
-    assert selftest.main(["--device", "cpu"]) == 1
-    assert "FAIL: error" in capsys.readouterr().out
-    monkeypatch.setattr(torch_path, "coordinate", lambda *args, **options: right(*args, **{**options, "tau": "energy"}))
-    assert selftest.main(["--device", "cpu"]) == 1
-    failed = [line for line in capsys.readouterr().out.splitlines() if "FAIL" in line]
-    assert failed and all("uniform" in line for line in failed)
-
-
-def test_selftest_sees_bits_that_differ(capsys, monkeypatch):
-    import torch
-
-    from eagc_ops import selftest
-    from eagc_ops.kernels import torch_path
-
-    monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
-    right = torch_path.coordinate
-
-    def racy(*args, **options):
-        out, *rest = right(*args, **options)
-        return out * (1 + 1e-7 * torch.rand(())), *rest
-
-    monkeypatch.setattr(torch_path, "coordinate", racy)
-    assert selftest.main(["--device", "cpu"]) == 1
-    assert "FAIL: bits differ" in capsys.readouterr().out
-
-
-@pytest.mark.interpreter
-def test_selftest_of_the_triton_kernels(capsys, monkeypatch):
-    from eagc_ops import selftest
-
-    monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
-    assert selftest.main(["--device", "cpu", "--repeats", "2"]) == 0
-    assert "triton" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("arguments", [["--device", "cuda:99"], ["--repeats", "0"], ["--fast"]])
-def test_selftest_refuses_bad_options(arguments, capsys):
-    from eagc_ops import selftest
-
-    with pytest.raises(SystemExit) as exit:
-        selftest.main(arguments)
-    assert exit.value.code == 2

@@ -4,6 +4,7 @@ import pytest
 import torch
 from operator_cases import make_case
 from torch import nn
+from torch.utils.checkpoint import checkpoint
 
 from eagc_ops import EAGC, Subspace, eagc_op
 
@@ -111,6 +112,39 @@ def test_a_token_that_reaches_no_loss_is_an_error():
     out, _ = eagc_op(z, case.z_ref, case.mask, Subspace(case.matrix, case.energy_ref), return_token=True)
     with pytest.raises(RuntimeError, match=r"token reached no loss.*loss = loss \+ token"):
         out.sum().backward()
+
+
+@pytest.mark.parametrize("reentrant", [True, False])
+def test_a_token_forgotten_under_activation_checkpointing_is_no_missing_anchor(reentrant):
+    """Reentrant, torch hands the token a zero: labelled rows are NaN. A token that was added, and a zero loss, are not taken for it."""
+    case = make_case()
+    eagc = EAGC(Subspace(case.matrix, case.energy_ref), lambda_a=50.0)
+
+    def grad(loss, checkpointed=True):
+        z = case.z.clone().requires_grad_()
+        run = lambda z: eagc(z * 1.0, case.z_ref, case.mask, return_token=True)  # noqa: E731
+        out, token = checkpoint(run, z, use_reentrant=reentrant) if checkpointed else run(z)
+        loss((out * case.g).sum(), token).backward()
+        return z.grad
+
+    plain = grad(lambda loss, token: loss + token, checkpointed=False)
+    assert torch.equal(grad(lambda loss, token: loss + token), plain)
+    assert (grad(lambda loss, token: 0 * (loss + token)) == 0).all()
+    if not reentrant:
+        with pytest.raises(RuntimeError, match="token reached no loss"):
+            grad(lambda loss, token: loss)
+        return
+    forgotten = grad(lambda loss, token: loss)
+    assert forgotten[case.mask].isnan().all() and torch.equal(forgotten[~case.mask], plain[~case.mask])
+
+
+def test_a_token_of_weight_zero_is_no_anchor():
+    """A loss term that is switched off for now: the scale is what reaches the token, and a zero did."""
+    case = make_case()
+    z = case.z.clone().requires_grad_()
+    out, token = eagc_op(z, case.z_ref, case.mask, Subspace(case.matrix, case.energy_ref), return_token=True)
+    ((out * case.g).sum() + 0.0 * token).backward()
+    assert torch.equal(z.grad[case.mask], case.g[case.mask])
 
 
 def test_token_alone_carries_the_anchor():

@@ -155,30 +155,54 @@ def test_copies_pickles_moves_and_prints():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: Subspace.conceptor(features(), aperture=0), ValueError, "aperture=0 must be a positive number"),
-        (lambda: Subspace.conceptor(features(), aperture=float("inf")), ValueError, "aperture=inf"),
+        (lambda: Subspace.conceptor(features(), aperture=0), ValueError, "aperture=0 must be a positive number; the paper uses 2.0"),
+        (lambda: Subspace.conceptor(features(), aperture=float("inf")), ValueError, "aperture=inf must be a positive number"),
+        (lambda: Subspace.conceptor(features(), aperture="2"), ValueError, "aperture='2' must be a positive number; the paper uses 2.0"),
         (lambda: Subspace.conceptor(features()[0]), ValueError, r"features must be a floating tensor \(N, D\).*got \(24,\)"),
-        (lambda: Subspace.conceptor(features().long()), ValueError, "features must be a floating tensor"),
-        (lambda: Subspace.conceptor(features()[:0]), ValueError, "features holds no row"),
-        (lambda: Subspace.conceptor([]), ValueError, "features holds no row"),
-        (lambda: Subspace.conceptor(3), TypeError, "features must be a tensor"),
-        (lambda: Subspace.conceptor([features(), features(dim=8)]), ValueError, "dimension 8 after one of dimension 24"),
-        (lambda: Subspace.conceptor(features().log()), ValueError, "features holds NaN"),
-        (lambda: Subspace.conceptor(features(10).log()), ValueError, "features holds NaN"),
-        (lambda: Subspace.conceptor(features(), dtype=torch.float16), ValueError, "dtype=torch.float16 must be"),
-        (lambda: Subspace.conceptor(features(10), dtype=torch.float16), ValueError, "dtype=torch.float16 must be"),
-        (lambda: Subspace.pca(features(), k=25), ValueError, "k=25 must lie between 1 and D=24"),
-        (lambda: Subspace(torch.ones(2, 3), 0.5), ValueError, r"matrix must be a floating tensor \(D, D\)"),
-        (lambda: Subspace(torch.tensor([[0.5, 0.1], [0.0, 0.5]]), 0.5), ValueError, "matrix must be symmetric"),
-        (lambda: Subspace(torch.eye(3) * 1.1, 0.5), ValueError, "one above 1"),
-        (lambda: Subspace(torch.eye(3) * -0.1, 0.5), ValueError, "one negative"),
-        (lambda: Subspace(torch.eye(3) * torch.nan, 0.5), ValueError, "matrix holds NaN"),
-        (lambda: Subspace(torch.eye(3), 0.0), ValueError, r"energy_ref=0.0 must be one number in \(0, 1\]"),
-        (lambda: Subspace(torch.eye(3), torch.ones(2)), ValueError, "energy_ref"),
-        (lambda: Subspace(torch.eye(3), 0.5).energy(torch.ones(2, 4)), ValueError, r"z must be a floating tensor \(..., 3\)"),
+        (lambda: Subspace.conceptor(features().long()), ValueError, r"features must be a floating tensor \(N, D\).*got .*int64"),
+        (lambda: Subspace.conceptor(features()[:0]), ValueError, "features holds no row: a subspace needs labelled features"),
+        (lambda: Subspace.conceptor([]), ValueError, "features holds no row: a subspace needs labelled features"),
+        (lambda: Subspace.conceptor(3), TypeError, r"features must be a tensor \(N, D\) or an iterable of such batches, got int"),
+        (lambda: Subspace.conceptor([features(), features(dim=8)]), ValueError, "dimension 8 after one of dimension 24: give .* one layer"),
+        (lambda: Subspace.conceptor(features().log()), ValueError, "features holds NaN or infinite values; drop those rows, or check"),
+        (lambda: Subspace.conceptor(features(10).log()), ValueError, "features holds NaN or infinite values; drop those rows, or check"),
+        (lambda: Subspace.conceptor(features(), dtype=torch.float16), ValueError, "dtype=torch.float16 must be torch.float64 or"),
+        (lambda: Subspace.conceptor(features(10), dtype=torch.float16), ValueError, "dtype=torch.float16 must be torch.float64 or"),
+        (lambda: Subspace.pca(features(), k=25), ValueError, "k=25 must be a whole number between 1 and D=24"),
+        (lambda: Subspace.pca(features(), k=2.5), ValueError, "k=2.5 must be a whole number between 1 and D=24"),
+        (
+            lambda: Subspace(torch.ones(2, 3), 0.5),
+            ValueError,
+            r"matrix must be a floating tensor \(D, D\), got \(2, 3\).*Subspace.conceptor",
+        ),
+        (
+            lambda: Subspace(torch.tensor([[0.5, 0.1], [0, 0.5]]), 0.5),
+            ValueError,
+            r"matrix must be symmetric.*pass \(matrix \+ matrix.T\) / 2",
+        ),
+        (lambda: Subspace(torch.eye(3) * 1.1, 0.5), ValueError, "matrix must have .* one above 1; Subspace.conceptor makes a valid one"),
+        (lambda: Subspace(torch.eye(3) * -0.1, 0.5), ValueError, "matrix must have .* one negative; Subspace.conceptor makes a valid one"),
+        (
+            lambda: Subspace(torch.eye(3) * torch.nan, 0.5),
+            ValueError,
+            r"matrix holds NaN or infinite values; Subspace.conceptor\(features\)",
+        ),
+        (lambda: Subspace(torch.eye(3), 0.0), ValueError, r"energy_ref=0.0 must be one number in \(0, 1\]: the mean energy ratio"),
+        (lambda: Subspace(torch.eye(3), "x"), ValueError, r"energy_ref='x' must be one number in \(0, 1\]: the mean energy ratio"),
+        (lambda: Subspace(torch.eye(3), torch.ones(2)), ValueError, r"energy_ref=tensor\(\[1., 1.\]\) must be one number in \(0, 1\]"),
+        (
+            lambda: Subspace(torch.eye(3), 0.5).energy(torch.ones(2, 4)),
+            ValueError,
+            r"z must be a floating tensor \(..., 3\).*got \(2, 4\) torch.float32: pass features of the layer it was fitted to",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), 0.5).energy(torch.ones(2, 3, device="meta")),
+            ValueError,
+            r"z is on meta but the subspace on cpu: move it with subspace.to\(z.device\)",
+        ),
     ],
 )
-def test_errors_name_the_argument(call, error, words):
+def test_errors_name_the_argument_and_the_remedy(call, error, words):
     with pytest.raises(error, match=words):
         call()
 
@@ -187,6 +211,13 @@ def test_a_projection_and_the_identity_are_valid_matrices():
     basis = torch.linalg.qr(torch.randn(16, 5))[0]
     assert Subspace(basis @ basis.T, 0.5).dim == 16
     assert Subspace(torch.eye(7, dtype=torch.float64), 1.0).matrix.dtype == torch.float32
+
+
+def test_matrix_and_energy_ref_are_copies():
+    matrix, energy_ref = torch.eye(3), torch.tensor(0.5)
+    subspace = Subspace(matrix, energy_ref)
+    matrix.zero_(), energy_ref.zero_()
+    assert torch.equal(subspace.matrix, torch.eye(3)) and subspace.energy_ref == 0.5
 
 
 def test_prints_without_values():

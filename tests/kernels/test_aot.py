@@ -2,11 +2,15 @@
 
 import pytest
 import torch
+from operator_cases import OPTIONS
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
-from eagc_ops.kernels import aot
-from eagc_ops.kernels.tiles import FAMILY, TABLE, Tile, chunks, pick
+from triton.compiler import make_backend
+from triton.runtime.jit import create_function_from_signature
+
+from eagc_ops.kernels import aot, fused, launch
+from eagc_ops.kernels.tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, chunks, pick
 
 
 @pytest.fixture(scope="module")
@@ -28,14 +32,101 @@ def test_the_report_shows_every_case(compiled):
     assert aot.as_record(*compiled[0])["arch"] == "sm_80"
 
 
-def test_the_gate_covers_every_entry_dtype_and_architecture():
-    covered = {(case.kernel, case.arch, case.dtype, case.tile[:2]) for case in aot.cases()}
-    for arch in aot.LIMITS:
-        for entry in TABLE:
-            if entry.family == FAMILY[arch]:
-                for kernel in aot.KERNELS:
-                    for dtype in aot.DTYPES:
-                        assert (kernel, arch, dtype, (entry.block_m, entry.block_n)) in covered
+def identity(kernel, signature, constants, attributes, options, *, exact_dim=False):
+    """All that makes two compilations of a kernel the same; of D only whether the tile divides it, unless `exact_dim`."""
+    names = getattr(fused, f"{kernel}_kernel").arg_names
+    constants = {names[position]: value for (position,), value in constants.items()}
+    if not exact_dim:
+        constants["D"] = constants["D"] % constants["BLOCK_N"] == 0 and constants["D"] % constants["BLOCK_K"] == 0
+    attributes = {names[position]: value for (position,), value in attributes.items() if value}
+    options = {name: options[name] for name in aot.compile_options(Tile(16, 16, 16, 4, 1))}
+    return kernel, *(str(sorted(part.items())) for part in (signature, constants, attributes, options))
+
+
+@pytest.fixture(scope="module", params=aot.LIMITS)
+def arch(request):
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def gated(arch):
+    """Is this what the gate compiles?"""
+    sources = [(case, aot.source(case)) for case in aot.cases() if case.arch == arch]
+    parts = [(case.kernel, source.signature, source.constants, source.attrs, aot.compile_options(case.tile)) for case, source in sources]
+    known = {identity(*of, exact_dim=exact) for of in parts for exact in (False, True)}
+    return lambda parts, exact_dim=False: identity(*parts, exact_dim=exact_dim) in known
+
+
+@pytest.fixture
+def launched(arch, monkeypatch):
+    """What Triton would compile for a launch on that GPU: `launch` with tensors that have shapes only, and Triton's own specialisation."""
+    calls = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **constants: calls.append((args, constants))
+
+    monkeypatch.setattr(torch.version, "hip", "7.0" if arch.startswith("gfx") else None)
+    monkeypatch.setattr(launch, "architecture", lambda device: arch)
+    monkeypatch.setattr(launch, "_counters", {})
+    for kernel in aot.KERNELS:
+        monkeypatch.setattr(launch, f"{kernel}_kernel", Kernel())
+
+    def run(kernel, rows, dim, dtype, precision="auto", *, z_ref_dtype=None, stride=0, count=False, **options):
+        def empty(*shape, of=torch.float32):
+            return torch.empty(shape, dtype=of, device="meta")
+
+        z, z_ref = (empty(rows, max(dim, stride), of=of)[:, :dim] for of in (dtype, z_ref_dtype or dtype))
+        mask, matrix, one = empty(rows, of=torch.bool), empty(dim, dim), empty()
+        if kernel == "coordinate":
+            options = {**OPTIONS, "scale": one, "count": one if count else None, **options}
+            launch.coordinate(z, z, z_ref, mask, matrix, one, precision=precision, **options)
+        else:
+            launch.labelled_energy(z, mask, matrix, one, momentum=0.9, update=True, precision=precision)
+        args, constants = calls.pop()
+        function, backend = getattr(fused, f"{kernel}_kernel"), make_backend(aot.target(arch))
+        bound = create_function_from_signature(function.signature, function.params, backend)(*args, **constants)
+        options, *parts = function._pack_args(backend, constants, *bound)
+        return kernel, *parts, vars(options)
+
+    return run
+
+
+@pytest.mark.parametrize("kernel", aot.KERNELS)
+@pytest.mark.parametrize("dtype", aot.DTYPES.values(), ids=str)
+def test_the_gate_compiles_what_every_entry_launches(arch, gated, launched, kernel, dtype):
+    """At the most rows and the largest D of an entry; and below, at and above the rows the kernel looks through itself."""
+    entries = [entry for entry in TABLE if entry.family == FAMILY[arch]]
+    shapes = {(min(entry.max_rows, 65536), min(entry.max_dim, 4096)) for entry in entries}
+    shapes |= {(rows, dim) for rows in (SCAN_LIMIT - 64, SCAN_LIMIT, SCAN_LIMIT + 64) for dim in (768, 1000, 4096)}
+    for rows, dim in sorted(shapes):
+        assert gated(launched(kernel, rows, dim, dtype)), (rows, dim)
+    for dim in (768, 4096):
+        assert gated(launched(kernel, SCAN_LIMIT, dim, dtype), exact_dim=True)
+    for rows in (SCAN_LIMIT, 65536):  # registers vary with D, and are scarce here
+        assert kernel == "labelled_energy" or dtype == torch.float16 or gated(launched(kernel, rows, 512, dtype), exact_dim=True)
+
+
+def test_the_gate_compiles_what_the_other_options_and_precisions_launch(arch, gated, launched):
+    fp32, halves = torch.float32, (torch.bfloat16, torch.float16)
+    assert gated(launched("coordinate", SCAN_LIMIT, 768, fp32, tau="uniform"))
+    assert gated(launched("coordinate", SCAN_LIMIT, 768, fp32, count=True))
+    for rows in (256, SCAN_LIMIT - 64, SCAN_LIMIT, SCAN_LIMIT + 64):
+        for dtype in halves:
+            assert gated(launched("coordinate", rows, 768, dtype, z_ref_dtype=fp32))
+            assert gated(launched("coordinate", rows, 768, dtype, "high"))
+    assert gated(launched("labelled_energy", SCAN_LIMIT, 768, torch.bfloat16, "high"))
+    if arch.startswith("gfx"):
+        for kernel in aot.KERNELS:
+            for dtype in (fp32, *halves):
+                far = launched(kernel, SCAN_LIMIT, 768, dtype, stride=1 << 20)
+                assert gated(far) and far != launched(kernel, SCAN_LIMIT, 768, dtype)
+        return
+    for precision in ("tf32x3", "tf32"):
+        for rows in (256, SCAN_LIMIT - 64, SCAN_LIMIT, SCAN_LIMIT + 64):
+            assert gated(launched("coordinate", rows, 768, fp32, precision)), (precision, rows)
+        assert gated(launched("labelled_energy", SCAN_LIMIT, 768, fp32, precision))
+    assert gated(launched("coordinate", 2048, 768, fp32, "tf32"))
 
 
 @pytest.mark.parametrize(
@@ -61,20 +152,45 @@ def test_blocks_per_sm_follow_from_the_scarcest_resource():
     assert aot.judge(case, 16, 0, 0, 1024, 0).blocks_per_sm == 64 // 4
 
 
+def test_blocks_per_cu_follow_from_the_scarcest_resource():
+    """gfx942: a block of 4 waves has one on each SIMD; a SIMD has 512 VGPRs and room for 8 waves, the CU 64 KB."""
+    case = aot.Case("coordinate", "gfx942", "fp32", "auto", 256, 768, Tile(16, 64, 32, 4, 2))
+    assert aot.judge(case, 100, 0, 0, 1024, 0).blocks_per_sm == 4  # 100 become 104, and 4 x 104 = 416, 5 x 104 = 520
+    assert aot.judge(case, 32, 0, 0, 16 << 10, 0).blocks_per_sm == 4  # 4 x 16 KB fit exactly: nothing is reserved
+    assert aot.judge(case, 32, 0, 0, 1024, 0).blocks_per_sm == 8
+    one_wave = aot.Case("coordinate", "gfx942", "fp32", "auto", 256, 768, Tile(16, 64, 32, 1, 2))
+    assert aot.judge(one_wave, 104, 0, 0, 1024, 0).blocks_per_sm == 16  # 4 on each SIMD: the 96 VGPRs left on each make no wave together
+
+
 def test_a_spilling_tile_is_seen_as_such():
     """128 x 128 does not fit the register file in bf16: the gate must say so, or it would pass anything."""
     case = aot.Case("coordinate", "sm_80", "bf16", "auto", 65536, 4096, Tile(128, 128, 64, 4, 3))
     assert any("spills" in problem for problem in aot.compile_case(case).problems)
 
 
-def test_on_amd_every_wave_waits_for_its_stores_before_it_is_counted():
+@pytest.mark.parametrize(
+    "shape",
+    [
+        ("coordinate", "sm_90", "fp32", "auto", 4096, 768),  # spills with 4 warps
+        ("coordinate", "sm_80", "bf16", "auto", 65536, 512),  # so does this
+        ("labelled_energy", "sm_120", "fp32", "auto", 65536, 4096),  # spills with 8
+    ],
+    ids=str,
+)
+def test_blocks_of_64_rows_do_not_spill_where_registers_are_scarcest(shape):
+    case = next(case for case in aot.cases() if (case.kernel, case.arch, case.dtype, case.precision, case.rows, case.dim) == shape)
+    assert case.tile[:2] == (64, 64) and not aot.compile_case(case).problems
+
+
+@pytest.mark.parametrize("far_rows", [False, True])
+def test_on_amd_every_wave_waits_for_its_stores_before_it_is_counted(far_rows):
     """A release there covers one wave only; without the wait the last program could read shares that have not arrived."""
-    case = next(case for case in aot.cases() if case.arch == "gfx942")
-    lines = aot.compiled_kernel(case).asm["amdgcn"].splitlines()
+    far = {case.far_rows: case for case in aot.cases() if (case.arch, case.kernel, case.rows) == ("gfx942", "coordinate", SCAN_LIMIT)}
+    lines = aot.compiled_kernel(far[far_rows]).asm["amdgcn"].splitlines()
     code = [line.strip() for line in lines if line.strip() and not line.strip().startswith((".", ";"))]
     atomic = next(i for i, line in enumerate(code) if line.startswith("global_atomic_add"))
     barrier = max(i for i, line in enumerate(code[:atomic]) if line.startswith("s_barrier"))
-    store = max(i for i, line in enumerate(code[:barrier]) if line.startswith("global_store"))
+    store = max(i for i, line in enumerate(code[:barrier]) if line.startswith(("global_store", "buffer_store")))
     assert any(line.startswith("s_waitcnt vmcnt(0)") for line in code[store:barrier])
 
 
@@ -87,9 +203,9 @@ def test_on_nvidia_the_arrival_releases_and_acquires():
     assert any("ld.global.cg" in line for line in lines[atomic:])
 
 
-@pytest.mark.parametrize("arch", [*FAMILY, "sm_130", "gfx1100", "interpreter"])
+@pytest.mark.parametrize("arch", [*FAMILY, "sm_130", "gfx90a", "interpreter"])
 def test_every_shape_has_a_tile(arch):
-    for rows in (1, 256, 512, 513, 2048, 2049, 65536):
+    for rows in (1, 256, 512, 513, 2048, 2049, 4096, 4097, 65536):
         for dim in (1, 100, 384, 768, 1024, 4096):
             for dtype in (torch.float32, torch.bfloat16):
                 tile = pick(arch, rows, dim, dtype)
@@ -97,7 +213,8 @@ def test_every_shape_has_a_tile(arch):
 
 
 def test_an_unknown_architecture_gets_the_tiles_of_its_maker():
-    assert pick("gfx1100", 256, 768, torch.float32) == pick("gfx942", 256, 768, torch.float32)
+    for arch in ("gfx90a", "gfx950"):
+        assert pick(arch, 256, 768, torch.float32) == pick("gfx942", 256, 768, torch.float32)
     assert pick("sm_130", 256, 768, torch.float32) == pick("sm_120", 256, 768, torch.float32)
 
 

@@ -1,5 +1,7 @@
 """Every provider against the fp64 oracle, over shapes, dtypes and layouts. In the interpreter run the provider is Triton."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 from operator_cases import OPTIONS, assert_close_to_oracle, assert_exercised, make_case
@@ -125,6 +127,19 @@ def test_zero_rows_have_energy_0_and_tau_1(impl):
     assert_close_to_oracle(out, case)
 
 
+def test_the_floors_hold_for_tiny_rows_and_a_tiny_energy_reference(impl):
+    """Rows with |z|^2 below 1e-12 and Ebar below 1e-6, so that both floors count, against the formulas with the numbers written out."""
+    case = make_case(20, 12, labelled=0.0)
+    z, energy_ref = case.z * 1e-10, torch.tensor(2e-7)
+    _, energy, weight = kernels.coordinate(case.g, z, None, case.mask, case.matrix, energy_ref, impl=impl, **OPTIONS)
+    wide = z.double()
+    exact = ((wide @ case.matrix.double()) * wide).sum(1) / 1e-12
+    exact_weight = 1 - exact / (2e-7 + 1e-6)
+    assert (exact > 0).all() and (exact_weight > 0.1).all() and (exact_weight < 0.99).any()
+    torch.testing.assert_close(energy.double(), exact, rtol=1e-5, atol=0)
+    torch.testing.assert_close(weight.double(), exact_weight, rtol=1e-5, atol=0)
+
+
 def test_same_bits_every_time(impl):
     case = make_case(130, 48)
     first = kernels.coordinate(*case.inputs(), impl=impl, **OPTIONS)[0]
@@ -199,3 +214,17 @@ def test_an_implementation_that_cannot_be_honoured_raises():
             kernels.provider(*arguments)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET"):
         kernels.provider("triton", cpu, torch.float32)
+
+
+@pytest.mark.parametrize(("name", "refused"), [("gfx1100", True), ("gfx1201", True), ("gfx90a:sramecc+:xnack-", False), ("gfx950", False)])
+def test_amd_gpus_that_the_fence_is_not_written_for_take_torch(monkeypatch, name, refused):
+    pytest.importorskip("triton", reason="Triton has no wheels for this platform")
+    monkeypatch.setattr(torch.version, "hip", "7.0")
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: SimpleNamespace(gcnArchName=name))
+    gpu = torch.device("cuda")
+    assert kernels.provider("auto", gpu, torch.float32) == ("torch" if refused else "triton")
+    if refused:
+        with pytest.raises(RuntimeError, match=rf"written for CDNA \(gfx9\.\.\.\), the GPU is {name}; use impl=.torch. or .auto."):
+            kernels.provider("triton", gpu, torch.float32)
+    else:
+        assert kernels.provider("triton", gpu, torch.float32) == "triton"

@@ -1,5 +1,6 @@
 """What is special to the Triton kernels: tiles, arrival order, compaction, the half copy of the matrix. Runs in Triton's interpreter."""
 
+import itertools
 import random
 
 import pytest
@@ -72,6 +73,21 @@ def test_arrival_order_does_not_change_a_bit(launch, monkeypatch):
         for mine, first in zip(run(), plain):
             assert torch.equal(mine.nan_to_num(7.0), first.nan_to_num(7.0))
     assert len(orders) == 6
+
+
+def test_the_floors_are_those_of_the_formulas(launch, monkeypatch):
+    """The kernels' two numbers are the reference's, and they are what the kernels compute with: other ones give other results."""
+    from eagc_ops.kernels import fused
+
+    assert (fused.NORM_FLOOR.value, fused.ENERGY_FLOOR.value) == (reference.NORM_FLOOR, reference.ENERGY_FLOOR)
+    case = make_case(20, 12, labelled=0.0)
+    for name, value in (("NORM_FLOOR", 50.0), ("ENERGY_FLOOR", 0.5)):
+        monkeypatch.setattr(fused, name, type(fused.NORM_FLOOR)(value))
+        monkeypatch.setattr(reference, name, value)
+        _, energy, weight = launch.coordinate(*case.inputs(), tile=SMALL, **OPTIONS)
+        _, exact_energy, exact_weight = case.oracle()
+        torch.testing.assert_close(energy.double(), exact_energy, rtol=0, atol=1e-6)
+        torch.testing.assert_close(weight.double(), exact_weight, rtol=0, atol=1e-5)
 
 
 def test_arrival_counters_are_left_at_zero(launch):
@@ -166,28 +182,31 @@ def test_autotune_times_every_tile_of_the_table(launch):
 
 
 def test_warmup_launches_what_a_module_will(launch, monkeypatch):
-    """Both kernels, the module's anchor and tau, with and without z_ref, scale and count, on the module's own matrix."""
+    """Both kernels, the module's anchor and tau, with and without z_ref (half and fp32), scale and count, on the module's own matrix."""
     seen = {"coordinate": [], "labelled_energy": []}
     for name, calls in seen.items():
         kernel = getattr(launch, f"{name}_kernel")
         monkeypatch.setattr(launch, f"{name}_kernel", _Spy(kernel, calls))
     matrix = torch.eye(16) * 0.5
     launch.warmup(20, torch.bfloat16, matrix, anchor="sum", tau="uniform")
-    assert len(seen["coordinate"]) == 8 and {c["MEAN"] for c in seen["coordinate"]} == {False}
+    given = [c["arguments"] for c in seen["coordinate"]]
+    forms = {(a[2] if a[2] is None else a[2].dtype, a[8] is None, a[9] is None) for a in given}  # z_ref, scale, count
+    assert forms == set(itertools.product((None, torch.bfloat16, torch.float32), (True, False), (True, False))) and len(given) == 12
+    assert {c["MEAN"] for c in seen["coordinate"]} == {False}
     assert {c["UNIFORM"] for c in seen["coordinate"]} == {True}
     assert {c["UPDATE"] for c in seen["labelled_energy"]} == {True, False}
     assert all((counters == 0).all() for counters in launch._counters.values())
 
 
 class _Spy:
-    """Notes the constants of a kernel's launches, and launches it unless it is None."""
+    """Notes arguments and constants of a kernel's launches, and launches it unless it is None."""
 
     def __init__(self, kernel, calls):
         self.kernel, self.calls = kernel, calls
 
     def __getitem__(self, grid):
         def launch(*args, **constants):
-            self.calls.append(constants)
+            self.calls.append({**constants, "arguments": args})
             return self.kernel[grid](*args, **constants) if self.kernel else None
 
         return launch

@@ -425,6 +425,41 @@ def test_overhead_is_measured_by_the_benchmark(tmp_path, capsys):
     assert Page(block).tables == [[["a", "b"], ["1 < 2", "x"]]]
 
 
+@pytest.mark.parametrize(("options", "words"), [
+    ("--seeds 3", "eagc table: --seeds is for training, but overhead is measured"),  # refused at its default too
+    ("--preset paper", "--preset is for"),
+    ("--epochs 2", "--epochs is for"),
+    ("--jobs 1", "--jobs is for"),
+    ("--trunk-cache", "--trunk-cache is for"),
+    ("--pretrain-epochs 2", "--pretrain-epochs is for"),
+    ("--device cpu", "--device is for"),
+    ("--weights w.pth", "--weights is for"),
+    ("--workers 0", "--workers is for training, but overhead is measured (on the GPU if there is one): leave it out; there are --dataset, "
+                    "--root, --split-file, --backbone, and `eagc bench overhead` has more"),
+    ("--root r", "eagc bench overhead: --root r needs --dataset"),
+    ("--split-file s.json", "--split-file s.json needs --dataset"),
+    ("--backbone resnet50", "--backbone: invalid choice: 'resnet50'"),
+])  # fmt: skip
+def test_overhead_refuses_what_it_cannot_use(options, words, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(table_cli.subprocess, "Popen", lambda *_, **__: pytest.fail("started"))
+    for more in ([], ["--dry-run"]):
+        with pytest.raises(SystemExit) as exit:
+            table("overhead", *options.split(), "-o", tmp_path, *more)
+        out, err = capsys.readouterr()
+        assert (exit.value.code, out, err.count("\n")) == (2, "", 1)
+        assert words in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_backbone_is_for_overhead(tmp_path, capsys):
+    assert table("overhead", "--dry-run", "-o", tmp_path, "--backbone", "vit_base_patch16_224") == 0
+    assert "eagc bench overhead --backbone vit_base_patch16_224 -o" in capsys.readouterr().out
+    with pytest.raises(SystemExit) as exit:
+        table("main", "--dry-run", "-o", tmp_path, "--backbone", "vit_base_patch16_224")
+    assert exit.value.code == 2
+    assert "--backbone vit_base_patch16_224 is for overhead only" in capsys.readouterr().err
+
+
 def test_overhead_becomes_a_page(tmp_path, capsys, monkeypatch):
     """The benchmark takes minutes: a stand-in for its process prints and writes what it does."""
     stand_in = (

@@ -1,0 +1,61 @@
+"""For the suites: they are not measured with an allocator that gives memory back, and page faults stand beside every time.
+
+The reason is in bench/measure.py. `eagc bench` restarts itself with the variables set; pytest cannot, so they stand in the command.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import shlex
+import statistics
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from eagc_ops.bench.measure import PINNED
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    measured = any("measured" in getattr(item, "fixturenames", ()) for item in items)
+    if measured and any(os.environ.get(name) != value for name, value in PINNED.items()):
+        command = shlex.join([*(f"{name}={value}" for name, value in PINNED.items()), *sys.orig_argv])
+        raise pytest.UsageError(f"allocator and threads are not pinned, times would depend on what ran before. Run:\n\n{command}\n")
+
+
+@pytest.fixture
+def threads() -> int:
+    """What a suite is measured with; one may define its own."""
+    return 1
+
+
+@pytest.fixture
+def measured(benchmark, threads: int, record_property) -> Callable[..., Any]:
+    """`measured(call, **settings)` is `benchmark(call)`, or `benchmark.pedantic` with settings; page faults go into `extra_info`."""
+
+    def measure(call: Callable[[], Any], **settings: Any) -> Any:
+        faults = []
+
+        def counted() -> Any:
+            before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+            result = call()
+            faults.append(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+            return result
+
+        torch.set_num_threads(threads)
+        result = benchmark.pedantic(counted, **settings) if settings else benchmark(counted)
+        benchmark.extra_info.update(threads=threads, page_faults=statistics.median(faults))
+        record_property("page faults", benchmark.extra_info["page_faults"])
+        return result
+
+    return measure
+
+
+def pytest_terminal_summary(terminalreporter) -> None:
+    """pytest-benchmark's own table has no column for them."""
+    for report in terminalreporter.getreports("passed"):
+        for name, value in report.user_properties:
+            terminalreporter.write_line(f"{value:8.0f} {name} a call: {report.nodeid}")

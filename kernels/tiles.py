@@ -46,9 +46,10 @@ FAMILY = {"sm_80": "wide", "sm_90": "wide", "sm_100": "wide", "sm_86": "narrow",
 ANY = 1 << 31
 SCAN_LIMIT = 4096  # rows up to which every program finds its rows itself; beyond, an ordering is computed first
 # Few rows: small blocks, because the number of programs, not their efficiency, limits the speed (256 rows of which half are
-# unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads all of S once. Warps of
-# blocks of 64 x 64 are what ptxas needs not to spill: 4 are too few where programs look for their rows (fp32 on sm_90, bf16 on sm_86 and
-# sm_120) and in bf16 on sm_80 for D = 512; with 8 it spills in fp32 beyond SCAN_LIMIT (the energy of labelled rows on sm_100 and sm_120).
+# unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads all of S once.
+# The warps are those with which ptxas does not spill at the gate's D. With 4 it does in blocks of 64 x 64 up to SCAN_LIMIT rows (fp32 on
+# sm_90, bf16 on sm_86 and sm_120), in bf16 also beyond (sm_80) and in blocks of 32 x 64 (sm_86); with 8 in fp32 beyond (sm_100, sm_120)
+# and in blocks of 32 x 64 (sm_120).
 TABLE = (
     Entry("wide", 512, 384, 16, 32, 4, 4),
     Entry("wide", 512, 768, 16, 64, 4, 4),
@@ -57,7 +58,8 @@ TABLE = (
     Entry("wide", ANY, ANY, 64, 64, 4, 3, torch.float32),
     Entry("wide", ANY, ANY, 64, 64, 8, 3),
     Entry("narrow", 512, 384, 16, 32, 4, 4),
-    Entry("narrow", 2048, ANY, 32, 64, 4, 4),
+    Entry("narrow", 2048, ANY, 32, 64, 4, 4, torch.float32),
+    Entry("narrow", 2048, ANY, 32, 64, 8, 4),
     Entry("narrow", SCAN_LIMIT, ANY, 64, 64, 8, 3),
     Entry("narrow", ANY, ANY, 64, 64, 4, 3),
     Entry("cdna", 512, 768, 16, 64, 4, 2),

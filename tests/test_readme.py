@@ -46,16 +46,16 @@ def test_figures_come_from_the_results_files():
     assert render(README) == README, "figures and results have drifted apart: python -m eagc_ops.bench.readme"
 
 
-def test_the_results_are_of_one_run():
+def test_the_results_are_of_committed_code_one_machine_and_one_day():
     from eagc_ops.bench.measure import load
     from eagc_ops.bench.readme import RESULTS
 
     found = {path.stem: load(path) for path in RESULTS.glob("*.json")}
     assert sorted(found) == ["conceptor", "operator", "overhead", "roofline", "throughput"]
-    assert len({(result["commit"], str(result["machine"])) for result in found.values()}) == 1
-    assert not found["overhead"]["commit"].endswith("+"), "measured with uncommitted changes"
+    assert len({str([result[name] for name in ("machine", "versions", "date")]) for result in found.values()}) == 1
+    assert not [name for name, result in found.items() if result["commit"].endswith("+")], "measured with uncommitted changes"
     assert found["roofline"]["measured"] == found["throughput"]["throughput"]
-    assert not any(found[name]["settings"]["quick"] for name in found), "the short form is no result"
+    assert not any(result["settings"]["quick"] for result in found.values()), "the short form is no result"
 
 
 def test_the_overhead_picture_shows_the_figures_of_the_table():

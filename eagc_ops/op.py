@@ -138,9 +138,14 @@ def observe(
     `momentum` None leaves the energy reference as it is; otherwise it is updated in place from the labelled rows.
     """
     group = "" if process_group is None else process_group.group_name
-    rows = z.detach().reshape(-1, z.shape[-1])
-    used, count = route(observe_op, rows)(rows, mask.reshape(-1), matrix, energy_ref, momentum, group, impl, precision)
+    rows, mask = as_rows(z.detach()), mask if mask.ndim == 1 else mask.reshape(-1)
+    used, count = route(observe_op, rows)(rows, mask, matrix, energy_ref, momentum, group, impl, precision)
     return used, count if group else None
+
+
+def as_rows(x: Tensor) -> Tensor:
+    """(..., D) -> (rows, D). Asked first: torch spends microseconds on a reshape that changes nothing."""
+    return x if x.ndim == 2 else x.reshape(-1, x.shape[-1])
 
 
 def identity(z: Tensor, *rest) -> Tensor | tuple[Tensor, Tensor]:
@@ -185,11 +190,10 @@ class Coordinate(torch.autograd.Function):
             # A zero scale with a gradient that is not zero is a token that reached no loss: NaN says so, where None would have raised.
             # Elsewhere a zero is what the user asked for (a loss term of weight 0), and nothing is spent on looking.
             scale = torch.where((scale == 0) & (grad_z != 0).any(), torch.nan, scale)
-        dim = z.shape[-1]
-        rows_ref = None if z_ref is None else z_ref.reshape(-1, dim)
         with torch.no_grad():
-            rows = grad_z.reshape(-1, dim), z.reshape(-1, dim), rows_ref, mask.reshape(-1)
-            out = route(coordinate_op, grad_z)(*rows, ctx.matrix, ctx.energy_ref, scale, ctx.count, *ctx.options).view(z.shape)
+            rows = as_rows(grad_z), as_rows(z), z_ref if z_ref is None else as_rows(z_ref), mask if mask.ndim == 1 else mask.reshape(-1)
+            out = route(coordinate_op, grad_z)(*rows, ctx.matrix, ctx.energy_ref, scale, ctx.count, *ctx.options)
+            out = out if z.ndim == 2 else out.view(z.shape)
         if torch.is_grad_enabled():  # create_graph=True: a later second derivative must not pass by in silence
             out = NoSecondDerivative.apply(out, grad_z, z)
         return out, *(None,) * 14
@@ -243,9 +247,11 @@ library.define(
 def coordinate_eagerly(g, z, z_ref, mask, matrix, energy_ref, scale, count, lambda_a, lambda_p, anchor, tau, impl, precision, recorder):
     """The gradient in g's dtype, contiguous; rows (B, D). Writes energy ratio and tau into the recording module, if there is one."""
     options = {"lambda_a": lambda_a, "lambda_p": lambda_p, "anchor": anchor, "tau": tau, "scale": scale, "count": count}
-    out, energy, weight = kernels.coordinate(g, z, z_ref, mask, matrix, energy_ref, impl=impl, precision=precision, **options)
-    if recorder in recorders:
-        recorders[recorder].last_energy, recorders[recorder].last_tau = energy.float(), weight.float()
+    module = recorders.get(recorder)
+    options |= {"impl": impl, "precision": precision, "record": module is not None}
+    out, energy, weight = kernels.coordinate(g, z, z_ref, mask, matrix, energy_ref, **options)
+    if module is not None:
+        module.last_energy, module.last_tau = energy.float(), weight.float()
     return out
 
 

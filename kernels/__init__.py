@@ -33,6 +33,8 @@ def provider(impl: str, device: torch.device, dtype: torch.dtype, precision: str
     >>> provider("auto", torch.device("cpu"), torch.float64)
     'torch'
     """
+    if impl == "auto" and precision == "auto" and device.type == "cpu":
+        return "torch"  # asked at every call
     if impl not in IMPLEMENTATIONS:
         raise ValueError(f"impl={impl!r} is none of {IMPLEMENTATIONS}")
     if precision not in PRECISIONS:
@@ -87,9 +89,13 @@ def coordinate(
     *,
     impl: str,
     precision: str = "auto",
+    record: bool = True,
     **options,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """The coordinated gradient in g's dtype, and energy ratio and tau per row (NaN on labelled rows). Options as `reference.coordinate`."""
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The coordinated gradient in g's dtype, and energy ratio and tau per row (NaN on labelled rows). Options as `reference.coordinate`.
+
+    Without `record` a provider may leave out the last two.
+    """
     if g.shape[0] == 0:
         return g.clone(), *torch.empty((2, 0), dtype=torch.float32, device=g.device)
     name = provider(impl, g.device, z.dtype, precision)
@@ -101,7 +107,7 @@ def coordinate(
                 options[key] = None if options.get(key) is None else options[key].to(torch.float32)
             return _launch().coordinate(g, z, z_ref, mask, matrix, energy_ref.to(torch.float32), precision=precision, **options)
         if name == "torch":
-            return torch_path.coordinate(g, z, z_ref, mask, matrix, energy_ref, **options)
+            return torch_path.coordinate(g, z, z_ref, mask, matrix, energy_ref, record=record, **options)
         wide = [x if x is None else x.double() for x in (g, z, z_ref)]
         out, energy, weight = reference.coordinate(*wide, mask, matrix.double(), energy_ref.double(), **options)
         return out.to(g.dtype), energy.masked_fill(mask, torch.nan), weight.masked_fill(mask, torch.nan)

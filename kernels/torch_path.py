@@ -32,8 +32,12 @@ def coordinate(
     tau: str,
     scale: Tensor | None = None,
     count: Tensor | None = None,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """As `reference.coordinate`, in fp32 (fp64 for fp64 inputs), the gradient in g's dtype; energy and tau of labelled rows are NaN."""
+    record: bool = True,
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """As `reference.coordinate`, in fp32 (fp64 for fp64 inputs), the gradient in g's dtype; energy and tau of labelled rows are NaN.
+
+    Without `record` the CPU path does not collect energy and tau: None.
+    """
     if g.device.type != "cpu":
         options = {"lambda_a": lambda_a, "lambda_p": lambda_p, "anchor": anchor, "tau": tau, "scale": scale, "count": count}
         return dense(g, z, z_ref, mask, matrix, energy_ref, **options)
@@ -41,7 +45,7 @@ def coordinate(
     energy_mean = energy_ref.item()
     wide = as_dtype(matrix, dtype)
     out = g.to(dtype, copy=True, memory_format=torch.contiguous_format)
-    energy, weight = torch.full((2, g.shape[0]), torch.nan, dtype=dtype)
+    energy, weight = torch.full((2, g.shape[0]), torch.nan, dtype=dtype) if record else (None, None)
     if z_ref is not None:
         labelled = blocks(mask)
         number = max(sum(rows.shape[0] for rows in labelled), 1) if count is None else count.item()
@@ -55,8 +59,10 @@ def coordinate(
         else:
             row_energy = energy_ratio(take(z, rows, dtype), matrix)
             row_weight = reference.projection_weight(row_energy, energy_mean)
-            energy.index_copy_(0, rows, row_energy)
-        weight.index_copy_(0, rows, row_weight)
+            if energy is not None:
+                energy.index_copy_(0, rows, row_energy)
+        if weight is not None:
+            weight.index_copy_(0, rows, row_weight)
         if lambda_p == 0:
             continue
         active = row_weight.nonzero().view(-1)  # NaN counts as non-zero: a non-finite row is not skipped

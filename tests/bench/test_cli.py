@@ -189,7 +189,9 @@ def test_all_is_every_command_with_its_file(tmp_path, monkeypatch):
 
 
 def suites(*arguments, pinned):
-    environment = {name: value for name, value in os.environ.items() if name not in PINNED} | (PINNED if pinned else {})
+    # In a worker of xdist, which this process may be, pytest-benchmark writes no file: the suites are to know nothing of it.
+    environment = {name: value for name, value in os.environ.items() if name not in PINNED and "XDIST" not in name}
+    environment |= PINNED if pinned else {}
     command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "python_files=suite_*.py", *map(str, arguments)]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=BENCH.parent)
 

@@ -158,6 +158,8 @@ def _measured_panel(axis, roofs: dict[str, float], rows: list[dict[str, Any]], t
         own = [r for r in rows if r["provider"] == name]
         axis.plot([r["flop_per_byte"] for r in own], [r["gflop_per_s"] for r in own], marker, label=name, ms=6)
     if rows:
+        rates = [r["gflop_per_s"] for r in rows]
+        axis.set_ylim(min(rates) / 4, 1.5 * max(*rates, roofs["flop_per_s"] / 1e9))  # the names lie below the points
         axis.legend(fontsize=7, loc="lower right")
 
 

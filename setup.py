@@ -10,10 +10,21 @@ from pathlib import Path
 
 from setuptools import find_packages, setup
 
-ROOMS = {"eagc_ops": "eagc_ops", "eagc_ops.kernels": "kernels", "eagc_ops.training": "training", "eagc_ops.bench": "bench"}
-PACKAGES = [name for room, folder in ROOMS.items() for name in [room, *(f"{room}.{sub}" for sub in find_packages(folder))]]
+ROOMS = {
+    "eagc_ops": "eagc_ops",
+    "eagc_ops.kernels": "kernels",
+    "eagc_ops.training": "training",
+    "eagc_ops.bench": "bench",
+}
+PACKAGES = [
+    name
+    for room, folder in ROOMS.items()
+    for name in [room, *(f"{room}.{sub}" for sub in find_packages(folder))]
+]
 
-VERSION = re.search(r'__version__ = "(.+)"', (Path(__file__).parent / "eagc_ops/__init__.py").read_text(encoding="utf-8"))[1]
+VERSION = re.search(
+    r'__version__ = "(.+)"', (Path(__file__).parent / "eagc_ops/__init__.py").read_text(encoding="utf-8")
+)[1]
 
 # A reason stands beside every bound; the exact versions the tests ran with are in constraints.txt.
 TORCH = "torch>=2.8"  # the release that belongs to triton 3.4; also torch.accelerator. Tested: the version in constraints.txt
@@ -34,7 +45,18 @@ PYTEST_BENCHMARK = "pytest-benchmark>=4.0"  # works with pytest 8
 PYTEST_XDIST = "pytest-xdist>=3.5"  # the suite on two cores
 RUFF = "ruff>=0.6"  # formats Markdown code blocks in preview and later; the format of the tested version is the one checked
 
-TRAIN = [TIMM, TORCHVISION, ACCELERATE, SCIPY, SCIKIT_LEARN, MATPLOTLIB, TQDM, TENSORBOARD, SAFETENSORS, PYYAML]
+TRAIN = [
+    TIMM,
+    TORCHVISION,
+    ACCELERATE,
+    SCIPY,
+    SCIKIT_LEARN,
+    MATPLOTLIB,
+    TQDM,
+    TENSORBOARD,
+    SAFETENSORS,
+    PYYAML,
+]
 BENCH = [*TRAIN, PYTEST, PYTEST_BENCHMARK]  # the overhead table trains
 TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, PYTEST_XDIST, RUFF]
 

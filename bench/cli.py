@@ -41,7 +41,10 @@ def parse(argv: list[str]) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
 
     def add(
-        name: str, line: str, *, output: str = "also write the results as JSON, with machine, versions and commit"
+        name: str,
+        line: str,
+        *,
+        output: str = "also write the results as JSON, with machine, versions and commit",
     ) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=line, description=line)
         command.add_argument("-o", "--output", type=Path, help=output)
@@ -52,48 +55,95 @@ def parse(argv: list[str]) -> argparse.Namespace:
         command.add_argument("--quick", action="store_true", help=line)
 
     quick(add("operator", "the CPU path and the conceptor solve against the released formulation (CPU time)"))
-    throughput = add("throughput", "rows x D x dtype: released hooks, plain torch, torch.compile, our torch path, our Triton kernel (GPU)")
+    throughput = add(
+        "throughput",
+        "rows x D x dtype: released hooks, plain torch, torch.compile, our torch path, our Triton kernel (GPU)",
+    )
     quick(throughput, "D = 768 only")
     few = "with fewer no unlabelled row has tau > 0"  # or rounding alone decides that
     throughput.add_argument("--rows", type=whole(4, why=few), nargs="+", help="sweep these numbers of rows")
     throughput.add_argument("--dims", type=whole(4, why=few), nargs="+", help="sweep these D")
-    throughput.add_argument("--dtypes", nargs="+", choices=("fp32", "bf16", "fp16"), help="sweep these dtypes")
-    throughput.add_argument("--budget", type=seconds, help="seconds of timing per shape (default: 6, quick: 2)")
-    roofline = add("roofline", "picture: measured points of this device, modelled points of four GPUs from compiled resources")
+    throughput.add_argument(
+        "--dtypes", nargs="+", choices=("fp32", "bf16", "fp16"), help="sweep these dtypes"
+    )
+    throughput.add_argument(
+        "--budget", type=seconds, help="seconds of timing per shape (default: 6, quick: 2)"
+    )
+    roofline = add(
+        "roofline",
+        "picture: measured points of this device, modelled points of four GPUs from compiled resources",
+    )
     quick(roofline, "one number of rows per GPU")
-    roofline.add_argument("--picture", type=picture, default=Path("roofline.svg"), help="SVG or PNG to write (default: roofline.svg)")
-    overhead = add("overhead", "the paper's overhead table: steps, memory, evaluation, reference model, trunk cache")
+    roofline.add_argument(
+        "--picture",
+        type=picture,
+        default=Path("roofline.svg"),
+        help="SVG or PNG to write (default: roofline.svg)",
+    )
+    overhead = add(
+        "overhead", "the paper's overhead table: steps, memory, evaluation, reference model, trunk cache"
+    )
     quick(overhead, "3 rounds instead of 9")
-    overhead.add_argument("--backbone", choices=BACKBONES, default=BACKBONES[0], help="ViT to measure (default: %(default)s)")
+    overhead.add_argument(
+        "--backbone", choices=BACKBONES, default=BACKBONES[0], help="ViT to measure (default: %(default)s)"
+    )
     half = "two views of every image, half the images labelled"
-    overhead.add_argument("--rows", type=whole(4, 4, why=half), default=16, help="rows of a step, two per image (default: 16)")
-    overhead.add_argument("--rounds", type=whole(), help="timed rounds; one takes about 25 s of CPU time with the defaults")
+    overhead.add_argument(
+        "--rows", type=whole(4, 4, why=half), default=16, help="rows of a step, two per image (default: 16)"
+    )
+    overhead.add_argument(
+        "--rounds", type=whole(), help="timed rounds; one takes about 25 s of CPU time with the defaults"
+    )
     overhead.add_argument("--dataset", help="real images of this data set, with its --root (default: noise)")
     overhead.add_argument("--root", type=Path, help="folder of the data set")
-    overhead.add_argument("--split-file", type=Path, help="class split of SSB data sets or of a plain image folder")
+    overhead.add_argument(
+        "--split-file", type=Path, help="class split of SSB data sets or of a plain image folder"
+    )
     overhead.add_argument("--picture", type=picture, help="SVG or PNG to write")
-    quick(add("conceptor", "S and Ebar from features: time, error, symmetry, eigenvalues"), "without D = 4096 and N = 20000")
+    quick(
+        add("conceptor", "S and Ebar from features: time, error, symmetry, eigenvalues"),
+        "without D = 4096 and N = 20000",
+    )
     aot = add("aot", "compile the launch table for GPUs that are not there: registers, spills, shared memory")
-    aot.add_argument("--subset", action="store_true", help="one case per architecture (half a minute) instead of the whole table (minutes)")
+    aot.add_argument(
+        "--subset",
+        action="store_true",
+        help="one case per architecture (half a minute) instead of the whole table (minutes)",
+    )
     aot.add_argument("--jobs", type=whole(), default=2, help="compilations at a time (default: 2)")
-    everything = add("all", "everything above but aot, with pictures", output="folder for results and pictures (default: out/bench)")
+    everything = add(
+        "all",
+        "everything above but aot, with pictures",
+        output="folder for results and pictures (default: out/bench)",
+    )
     everything.set_defaults(output=Path("out/bench"))
     quick(everything)
-    compare = commands.add_parser("compare", help="two results files: ratios, and what became worse; exit code 1 if anything did")
+    compare = commands.add_parser(
+        "compare", help="two results files: ratios, and what became worse; exit code 1 if anything did"
+    )
     compare.add_argument("a", type=Path, metavar="A.json", help="before")
     compare.add_argument("b", type=Path, metavar="B.json", help="after")
-    compare.add_argument("--threshold", type=share, default=0.1, help="how much worse counts: 0.1 is 10 %% (default), 1 at most")
+    compare.add_argument(
+        "--threshold",
+        type=share,
+        default=0.1,
+        help="how much worse counts: 0.1 is 10 %% (default), 1 at most",
+    )
     arguments = parser.parse_args(argv)
     if arguments.command == "overhead" and arguments.dataset is None:
         for option, value in (("--root", arguments.root), ("--split-file", arguments.split_file)):
             if value is not None:
-                overhead.error(f"{option} {value} needs --dataset, the name of what is there; without both, noise is measured")
+                overhead.error(
+                    f"{option} {value} needs --dataset, the name of what is there; without both, noise is measured"
+                )
     return arguments
 
 
 def whole(least: int = 1, step: int = 1, why: str = "") -> Callable[[str], int]:
     """Reads an option's number."""
-    wanted = f"give a whole number of at least {least}" if step == 1 else f"give a positive multiple of {step}"
+    wanted = (
+        f"give a whole number of at least {least}" if step == 1 else f"give a positive multiple of {step}"
+    )
 
     def read(text: str) -> int:
         value = int(text) if text.lstrip("-").isdecimal() else least - 1
@@ -142,8 +192,14 @@ def run_operator(arguments: argparse.Namespace) -> int:
     operator = operator_rows((lambda rows: 5) if arguments.quick else ROUNDS.get)
     conceptor = conceptor_rows(5 if arguments.quick else 21)
     if arguments.output:
-        save(arguments.output, "operator", {"settings": settings(arguments), "operator": operator, "conceptor": conceptor})
-    print("The operator, D = 768, fp32, half the rows labelled; CPU time of one thread, variants interleaved, speed-ups paired by round\n")
+        save(
+            arguments.output,
+            "operator",
+            {"settings": settings(arguments), "operator": operator, "conceptor": conceptor},
+        )
+    print(
+        "The operator, D = 768, fp32, half the rows labelled; CPU time of one thread, variants interleaved, speed-ups paired by round\n"
+    )
     print(markdown(operator_table(operator)), "\n")
     print("The conceptor's solve, R given, against R @ inv(R + a^-2 I) in fp32\n")
     print(markdown(solve_table(conceptor)))
@@ -154,16 +210,30 @@ def run_throughput(arguments: argparse.Namespace) -> int:
     from eagc_ops.bench.throughput import Shape, shapes, table, throughput_rows
 
     chosen = shapes(device(), arguments.quick)
-    for name, column in (("rows", 0), ("dims", 1), ("dtypes", 2)):  # a given list replaces that side of the default sweep
+    for name, column in (
+        ("rows", 0),
+        ("dims", 1),
+        ("dtypes", 2),
+    ):  # a given list replaces that side of the default sweep
         if getattr(arguments, name):
             rest = list(dict.fromkeys(shape[:column] + shape[column + 1 :] for shape in chosen))
-            chosen = [Shape(*other[:column], value, *other[column:]) for other in rest for value in getattr(arguments, name)]
+            chosen = [
+                Shape(*other[:column], value, *other[column:])
+                for other in rest
+                for value in getattr(arguments, name)
+            ]
     rows = throughput_rows(chosen, device(), arguments.budget or (2.0 if arguments.quick else 6.0))
     if arguments.output:
-        swept = {name: getattr(arguments, name) for name in ("rows", "dims", "dtypes")}  # None: the default sweep
+        swept = {
+            name: getattr(arguments, name) for name in ("rows", "dims", "dtypes")
+        }  # None: the default sweep
         save(arguments.output, "throughput", {"settings": settings(arguments) | swept, "throughput": rows})
-    print("One call of the operator, forward and backward; half the rows labelled. GFLOP/s and GB/s are of the nominal work, `of limit`")
-    print("compares with one product of all rows that must be multiplied. A provider that is wrong against fp64 is not timed.\n")
+    print(
+        "One call of the operator, forward and backward; half the rows labelled. GFLOP/s and GB/s are of the nominal work, `of limit`"
+    )
+    print(
+        "compares with one product of all rows that must be multiplied. A provider that is wrong against fp64 is not timed.\n"
+    )
     print(markdown(table(rows)))
     return 0
 
@@ -191,10 +261,16 @@ def draw_roofline(arguments: argparse.Namespace, measured: list[dict]) -> int:
     machine = describe()["machine"]
     title = machine["gpus"][0] if device().type == "cuda" else f"{machine['cpu']}, one thread"
     draw(arguments.picture, roofs, measured, modelled, title)
-    print(f"{title}: product {roofs['flop_per_s'] / 1e9:.1f} GFLOP/s, copy {roofs['bytes_per_s'] / 1e9:.1f} GB/s (measured)\n")
+    print(
+        f"{title}: product {roofs['flop_per_s'] / 1e9:.1f} GFLOP/s, copy {roofs['bytes_per_s'] / 1e9:.1f} GB/s (measured)\n"
+    )
     names = ("device", "dtype", "rows", "bound_by", "registers", "blocks_per_sm")
     lines = [
-        {"modelled, not measured": row["device"], **{name: row[name] for name in names[1:]}, "us": f"{row['seconds'] * 1e6:.0f}"}
+        {
+            "modelled, not measured": row["device"],
+            **{name: row[name] for name in names[1:]},
+            "us": f"{row['seconds'] * 1e6:.0f}",
+        }
         for row in modelled
     ]
     print(markdown(lines) if lines else "")
@@ -233,15 +309,21 @@ def check_data(arguments: argparse.Namespace, images: int) -> None:
 
     if arguments.dataset is None:
         return
-    given = f"--dataset {arguments.dataset}" + (" without --root" if arguments.root is None else f" --root {arguments.root}")
+    given = f"--dataset {arguments.dataset}" + (
+        " without --root" if arguments.root is None else f" --root {arguments.root}"
+    )
     try:
         data = open_data(arguments.dataset, arguments.root, split_file=arguments.split_file)
     except (OSError, ValueError) as error:
         arguments.refuse(f"{given}: {error}")
     labelled, unlabelled = len(data.labelled), len(data.unlabelled)
     if min(labelled, unlabelled) < images // 2 or labelled + unlabelled < arguments.rows // 2:
-        needs = f"{images // 2} of each are needed, and {arguments.rows // 2} in all for --rows {arguments.rows}"
-        arguments.refuse(f"{given} has {labelled} labelled and {unlabelled} unlabelled images; {needs}: choose a larger one or fewer rows")
+        needs = (
+            f"{images // 2} of each are needed, and {arguments.rows // 2} in all for --rows {arguments.rows}"
+        )
+        arguments.refuse(
+            f"{given} has {labelled} labelled and {unlabelled} unlabelled images; {needs}: choose a larger one or fewer rows"
+        )
 
 
 def run_conceptor(arguments: argparse.Namespace) -> int:
@@ -262,18 +344,27 @@ def run_all(arguments: argparse.Namespace) -> int:
     begin = time.perf_counter()
 
     def options(name: str, *more: str) -> argparse.Namespace:
-        return parse([name, "-o", str(folder / f"{name}.json"), *(["--quick"] if arguments.quick else []), *more])
+        return parse(
+            [name, "-o", str(folder / f"{name}.json"), *(["--quick"] if arguments.quick else []), *more]
+        )
 
     for title, run, own in (
         ("The operator on a CPU", run_operator, options("operator")),
         ("Throughput", run_throughput, options("throughput")),
-        ("Overhead of EAGC in a training step", run_overhead, options("overhead", "--picture", str(folder / "overhead.svg"))),
+        (
+            "Overhead of EAGC in a training step",
+            run_overhead,
+            options("overhead", "--picture", str(folder / "overhead.svg")),
+        ),
         ("Conceptor", run_conceptor, options("conceptor")),
     ):
         print(f"\n## {title}\n", flush=True)
         run(own)
     print("\n## Roofline\n", flush=True)
-    draw_roofline(options("roofline", "--picture", str(folder / "roofline.svg")), load(folder / "throughput.json")["throughput"])
+    draw_roofline(
+        options("roofline", "--picture", str(folder / "roofline.svg")),
+        load(folder / "throughput.json")["throughput"],
+    )
     print(f"\nresults and pictures: {folder}; {time.perf_counter() - begin:.0f} s")
     return 0
 
@@ -288,7 +379,10 @@ def run_compare(arguments: argparse.Namespace) -> int:
         print(f"eagc bench compare: {error}", file=sys.stderr)
         return 2
     if differing := elsewhere(a, b):
-        print(f"note: machine or versions differ ({', '.join(differing)}): seconds and launches are shown but not judged", file=sys.stderr)
+        print(
+            f"note: machine or versions differ ({', '.join(differing)}): seconds and launches are shown but not judged",
+            file=sys.stderr,
+        )
     print(markdown(table(changes)))
     regressions = sum(change.regression for change in changes)
     compared = sum(change.ratio is not None for change in changes)

@@ -12,17 +12,51 @@ from typing import Any, NamedTuple
 
 from eagc_ops.bench.measure import Spread
 
-IDENTITY = ("rows", "D", "N", "dtype", "provider", "Ebar", "form", "solve", "variant", "way", "aperture", "images", "labelled_images")
+IDENTITY = (
+    "rows",
+    "D",
+    "N",
+    "dtype",
+    "provider",
+    "Ebar",
+    "form",
+    "solve",
+    "variant",
+    "way",
+    "aperture",
+    "images",
+    "labelled_images",
+)
 
 # Measurements by name, in groups that are judged alike.
 RATIOS = {  # to another row of the same run: always judged
     "speed_up", "ratio_to_baseline", "ratio_to_released", "add_on_share",
     "peak_to_baseline", "peak_to_released", "kept_to_baseline", "kept_to_released",
 }  # fmt: skip
-ANYWHERE = {"peak", "kept", "share_of_limit", "error", "largest_error", "asymmetry", "host_syncs_on_gpu"}  # not of a baseline: not ours
+ANYWHERE = {
+    "peak",
+    "kept",
+    "share_of_limit",
+    "error",
+    "largest_error",
+    "asymmetry",
+    "host_syncs_on_gpu",
+}  # not of a baseline: not ours
 # As ANYWHERE, but of one machine: libraries split a product into as many launches as suit the GPU.
-ON_ONE_MACHINE = {"seconds", "device_seconds", "host_seconds", "step_seconds", "add_on_seconds", "epoch_seconds", "launches"}
-SHOWN = {"hooks_seconds", "limit_seconds", "aten_ops"}  # baselines, and a count that is not a cost: many small operations may be faster
+ON_ONE_MACHINE = {
+    "seconds",
+    "device_seconds",
+    "host_seconds",
+    "step_seconds",
+    "add_on_seconds",
+    "epoch_seconds",
+    "launches",
+}
+SHOWN = {
+    "hooks_seconds",
+    "limit_seconds",
+    "aten_ops",
+}  # baselines, and a count that is not a cost: many small operations may be faster
 
 HIGHER = {"speed_up", "share_of_limit"}  # is better
 # How many times as large may be: counts are exact, an error depends on the order of sums. The others: 1 + threshold.
@@ -50,10 +84,16 @@ class Change(NamedTuple):
 def compare(a: dict[str, Any], b: dict[str, Any], threshold: float = 0.1) -> list[Change]:
     """Every measurement of two results of one benchmark with the same settings. Modelled rows and the paper's are no measurements."""
     if a["benchmark"] != b["benchmark"]:
-        raise ValueError(f"one file holds {a['benchmark']!r}, the other {b['benchmark']!r}: compare results of the same benchmark")
-    if other := [d for d in _differences(a.get("settings", {}), b.get("settings", {})) if d[0] != "rounds"]:  # more rounds: less noise
+        raise ValueError(
+            f"one file holds {a['benchmark']!r}, the other {b['benchmark']!r}: compare results of the same benchmark"
+        )
+    if other := [
+        d for d in _differences(a.get("settings", {}), b.get("settings", {})) if d[0] != "rounds"
+    ]:  # more rounds: less noise
         listed = "; ".join(f"{name}: {old!r} and {new!r}" for name, old, new in other)
-        raise ValueError(f"the files have different settings ({listed}): compare results of the same settings")
+        raise ValueError(
+            f"the files have different settings ({listed}): compare results of the same settings"
+        )
     before, after = _rows(a), _rows(b)
     if not any(row["kind"] == "measured" and _measurements(row) for row in before.values()):
         raise ValueError("the first file has no measured row: there is nothing to compare with")
@@ -64,7 +104,17 @@ def compare(a: dict[str, Any], b: dict[str, Any], threshold: float = 0.1) -> lis
         if old.get("kind") == new.get("kind") == "measured":
             changes += _row_changes(key, old, new, threshold, moved)
         elif old.get("kind") == "measured":
-            changes.append(Change(*key, "", None, None, None, True, f"{new['kind']} in B: {new['reason']}" if new else "missing in B"))
+            changes.append(
+                Change(
+                    *key,
+                    "",
+                    None,
+                    None,
+                    None,
+                    True,
+                    f"{new['kind']} in B: {new['reason']}" if new else "missing in B",
+                )
+            )
         elif new.get("kind") == "measured":
             changes.append(Change(*key, "", None, None, None, False, "new"))
     return changes
@@ -72,7 +122,11 @@ def compare(a: dict[str, Any], b: dict[str, Any], threshold: float = 0.1) -> lis
 
 def elsewhere(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     """What differs in machine and versions. Not this package's own version: two versions of it are what is compared."""
-    names = [name for part in ("machine", "versions") for name, _, _ in _differences(a.get(part, {}), b.get(part, {}))]
+    names = [
+        name
+        for part in ("machine", "versions")
+        for name, _, _ in _differences(a.get(part, {}), b.get(part, {}))
+    ]
     return [name for name in names if name != "eagc-ops"]
 
 
@@ -111,7 +165,9 @@ def _rows(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
     return found
 
 
-def _row_changes(key: tuple[str, str], old: dict, new: dict, threshold: float, moved: bool) -> Iterator[Change]:
+def _row_changes(
+    key: tuple[str, str], old: dict, new: dict, threshold: float, moved: bool
+) -> Iterator[Change]:
     baseline = any(old.get(part) in BASELINES for part in IDENTITY)
     before, after = _measurements(old), _measurements(new)
     for measure in before | after:
@@ -139,7 +195,11 @@ def _why_not_judged(measure: str, baseline: bool, moved: bool) -> str:
 def _measurements(row: dict[str, Any]) -> dict[str, Spread]:
     values = {name: value for name, value in {**row, **row.get("memory", {})}.items() if value is not None}
     names = RATIOS | ANYWHERE | ON_ONE_MACHINE | SHOWN
-    return {name: value if isinstance(value, Spread) else Spread(*[value] * 3) for name, value in values.items() if name in names}
+    return {
+        name: value if isinstance(value, Spread) else Spread(*[value] * 3)
+        for name, value in values.items()
+        if name in names
+    }
 
 
 def _ratio(numerator: float, denominator: float) -> float:

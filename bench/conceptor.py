@@ -16,7 +16,7 @@ from torch import Tensor
 from eagc_ops import Subspace
 from eagc_ops.bench.inputs import APERTURE, make_features
 from eagc_ops.bench.measure import clock, interleave, ratio, rounds_within
-from eagc_ops.kernels import reference
+from eagc_ops.kernels import formulas
 
 DIMS = (384, 768, 1024, 4096)
 COUNTS = (400, 1500, 20000)
@@ -29,7 +29,7 @@ def released(features: Tensor, aperture: float) -> tuple[Tensor, Tensor]:
     correlation = features.T @ features / len(features)
     identity = torch.eye(features.shape[1], device=features.device)
     matrix = correlation @ torch.linalg.inv(correlation + aperture**-2 * identity)
-    return matrix, reference.energy_ratio(features, matrix).mean()
+    return matrix, formulas.energy_ratio(features, matrix).mean()
 
 
 def ours(features: Tensor, aperture: float, dtype: torch.dtype = torch.float64) -> tuple[Tensor, Tensor]:
@@ -51,20 +51,38 @@ def conceptor_tables(quick: bool, device: torch.device) -> dict[str, Any]:
     for dim, count in sizes:
         features = make_features(count, dim, torch.Generator().manual_seed(0)).to(device)
         tables["times"] += time_rows(features, 2.0 if quick else 8.0)
-        tables["quality"] += quality_rows(features, (APERTURES[0], APERTURE, APERTURES[-1]) if quick or dim >= LARGE else APERTURES)
+        tables["quality"] += quality_rows(
+            features, (APERTURES[0], APERTURE, APERTURES[-1]) if quick or dim >= LARGE else APERTURES
+        )
     return tables
 
 
 def time_rows(features: Tensor, budget: float) -> list[dict[str, Any]]:
-    refused = {name: reason for name, way in WAYS.items() if isinstance(reason := attempt(way, features, APERTURE), str)}
-    runs = {name: lambda way=way: way(features, APERTURE) for name, way in WAYS.items() if name not in refused}
-    timings = interleave(runs, rounds_within(budget, runs, least=3, most=31), clock(features.device), warm_up=0)
+    refused = {
+        name: reason
+        for name, way in WAYS.items()
+        if isinstance(reason := attempt(way, features, APERTURE), str)
+    }
+    runs = {
+        name: lambda way=way: way(features, APERTURE) for name, way in WAYS.items() if name not in refused
+    }
+    timings = interleave(
+        runs, rounds_within(budget, runs, least=3, most=31), clock(features.device), warm_up=0
+    )
     size = {"D": features.shape[1], "N": features.shape[0]}
     rows = [
-        {"kind": "measured", **size, "way": name, "seconds": timings[name].spread, "speed_up": ratio(timings["released"], timings[name])}
+        {
+            "kind": "measured",
+            **size,
+            "way": name,
+            "seconds": timings[name].spread,
+            "speed_up": ratio(timings["released"], timings[name]),
+        }
         for name in runs
     ]
-    return rows + [{"kind": "refused", **size, "way": name, "reason": reason} for name, reason in refused.items()]
+    return rows + [
+        {"kind": "refused", **size, "way": name, "reason": reason} for name, reason in refused.items()
+    ]
 
 
 def quality_rows(features: Tensor, apertures: tuple[float, ...]) -> list[dict[str, Any]]:
@@ -92,7 +110,9 @@ def quality_rows(features: Tensor, apertures: tuple[float, ...]) -> list[dict[st
     return rows
 
 
-def attempt(way: Callable[[Tensor, float], tuple[Tensor, Tensor]], features: Tensor, aperture: float) -> Tensor | str:
+def attempt(
+    way: Callable[[Tensor, float], tuple[Tensor, Tensor]], features: Tensor, aperture: float
+) -> Tensor | str:
     """S, or why there is none: a fit in fp32 that leaves [0, 1] is refused."""
     try:
         return way(features, aperture)[0]
@@ -133,14 +153,18 @@ def quality_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
     for (dim, count, way), group in groups.items():
         found = [row for row in group if row["kind"] == "measured"]
         at_two = [f"{row['largest_error']:.1e}" for row in found if row["aperture"] == APERTURE]
-        smallest, largest = min(row["smallest_eigenvalue"] for row in found), max(row["largest_eigenvalue"] for row in found)
+        smallest, largest = (
+            min(row["smallest_eigenvalue"] for row in found),
+            max(row["largest_eigenvalue"] for row in found),
+        )
         lines.append(
             {
                 "D": str(dim),
                 "N": str(count),
                 "way": way,
                 "apertures": ", ".join(f"{row['aperture']:g}" for row in group),
-                "refused at": ", ".join(f"{row['aperture']:g}" for row in group if row["kind"] == "refused") or "-",
+                "refused at": ", ".join(f"{row['aperture']:g}" for row in group if row["kind"] == "refused")
+                or "-",
                 "largest error, aperture 2": "".join(at_two) or "-",
                 "worst error": f"{max(row['largest_error'] for row in found):.1e}",
                 "worst asymmetry": f"{max(row['asymmetry'] for row in found):.1e}",

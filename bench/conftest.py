@@ -23,7 +23,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     measured = any("measured" in getattr(item, "fixturenames", ()) for item in items)
     if measured and any(os.environ.get(name) != value for name, value in PINNED.items()):
         command = shlex.join([*(f"{name}={value}" for name, value in PINNED.items()), *sys.orig_argv])
-        raise pytest.UsageError(f"allocator and threads are not pinned, times would depend on what ran before. Run:\n\n{command}\n")
+        raise pytest.UsageError(
+            f"allocator and threads are not pinned, times would depend on what ran before. Run:\n\n{command}\n"
+        )
 
 
 @pytest.fixture

@@ -17,12 +17,12 @@ import torch
 from eagc_ops.bench.measure import Timing, clock, interleave, ratio
 from eagc_ops.bench.steps import OURS, RELEASED_EAGC, VARIANTS, Setting, Step, student_batch
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.training.batches import batches
 from eagc_ops.training.config import resolve
 from eagc_ops.training.data import Batch, GCDData, Images, ImageSubset, train_loader
+from eagc_ops.training.data.batches import batches
 from eagc_ops.training.data.transforms import protocol_transforms
-from eagc_ops.training.reference import train_reference
-from eagc_ops.training.trunk_cache import CachedViews, PixelViews, cache_bytes, trunk_cache
+from eagc_ops.training.data.trunk_cache import CachedViews, PixelViews, cache_bytes, trunk_cache
+from eagc_ops.training.models.reference_model import train_reference
 
 VIEWS = 2  # per image in the cache: the fewest a two-view method can be trained on, so that the released way augments no view in vain
 
@@ -34,13 +34,28 @@ def synthetic_data(images: int, image_size: int = 224, known: int = 100, classes
     targets = np.arange(images) % known  # below `known` they may be labelled
     source, labels = Images(pixels, targets), np.arange(classes)
     positions = np.arange(images)
-    parts = ImageSubset(source, positions[: images // 2], labels), ImageSubset(source, positions[images // 2 :], labels)
-    return GCDData("synthetic", known, classes - known, *parts, *protocol_transforms(image_size), image_size, 3, f"synthetic-{images}", ())
+    parts = (
+        ImageSubset(source, positions[: images // 2], labels),
+        ImageSubset(source, positions[images // 2 :], labels),
+    )
+    return GCDData(
+        "synthetic",
+        known,
+        classes - known,
+        *parts,
+        *protocol_transforms(image_size),
+        image_size,
+        3,
+        f"synthetic-{images}",
+        (),
+    )
 
 
 def epoch_rows(setting: Setting, data: GCDData, batch_size: int, rounds: int) -> list[dict[str, Any]]:
     """One epoch of SimGCD + EAGC over the same views, three ways."""
-    steps = {variant.name: Step(setting, variant) for variant in VARIANTS if variant.name in (RELEASED_EAGC, OURS)}
+    steps = {
+        variant.name: Step(setting, variant) for variant in VARIANTS if variant.name in (RELEASED_EAGC, OURS)
+    }
     encoder = steps[OURS].encoder
 
     def epoch(step: Step, loader) -> None:
@@ -61,7 +76,11 @@ def epoch_rows(setting: Setting, data: GCDData, batch_size: int, rounds: int) ->
         }
         timings = interleave(runs, rounds, now)
     facts = {"images": len(data.merged), "images_drawn": len(pixels) * batch_size}
-    built = {"cache_build_seconds": build, "cache_bytes": cache_bytes(encoder, data, views=VIEWS), "cache_views": VIEWS}
+    built = {
+        "cache_build_seconds": build,
+        "cache_bytes": cache_bytes(encoder, data, views=VIEWS),
+        "cache_views": VIEWS,
+    }
     return [
         {
             "kind": "measured",
@@ -83,11 +102,25 @@ def reference_rows(setting: Setting, data: GCDData, rounds: int) -> list[dict[st
     timings: dict[str, Timing] = {}
     with tempfile.TemporaryDirectory() as folder:
         runs = {}
-        for name, cls_only, cached in (("full last block", False, False), ("CLS-only", True, False), ("CLS-only, trunk cache", True, True)):
+        for name, cls_only, cached in (
+            ("full last block", False, False),
+            ("CLS-only", True, False),
+            ("CLS-only, trunk cache", True, True),
+        ):
             encoder = AnchoredEncoder(setting.vit, len(setting.vit.blocks) - 1, cls_only=cls_only)
-            config = resolve("simgcd", "cub", "paper", trunk_cache=str(Path(folder) / "cache") if cached else None, **switches)
-            loader = batches(data, config, encoder, weighting="simgcd", rank=0, world=1, main=False).labelled_train
-            runs[name] = lambda e=encoder, c=config, l=loader: train_reference(e, l, c, setting.known, progress=False)
+            config = resolve(
+                "simgcd",
+                "cub",
+                "paper",
+                trunk_cache=str(Path(folder) / "cache") if cached else None,
+                **switches,
+            )
+            loader = batches(
+                data, config, encoder, weighting="simgcd", rank=0, world=1, main=False
+            ).labelled_train
+            runs[name] = lambda e=encoder, c=config, l=loader: train_reference(
+                e, l, c, setting.known, progress=False
+            )
         timings = interleave(runs, rounds, clock(setting.device))
     return [
         {
@@ -108,10 +141,19 @@ def first_of(data: GCDData, images: int) -> GCDData:
 
     def cut(part: ImageSubset) -> ImageSubset:
         smaller = ImageSubset.__new__(ImageSubset)
-        smaller.images, smaller.uq_idx, smaller.labels = part.images, part.uq_idx[: images // 2], part.labels[: images // 2]
+        smaller.images, smaller.uq_idx, smaller.labels = (
+            part.images,
+            part.uq_idx[: images // 2],
+            part.labels[: images // 2],
+        )
         return smaller
 
-    return replace(data, labelled=cut(data.labelled), unlabelled=cut(data.unlabelled), split_hash=f"{data.split_hash}, first {images}")
+    return replace(
+        data,
+        labelled=cut(data.labelled),
+        unlabelled=cut(data.unlabelled),
+        split_hash=f"{data.split_hash}, first {images}",
+    )
 
 
 def first_images(loader: Iterable[Batch], rows: int) -> torch.Tensor:

@@ -29,14 +29,18 @@ def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
     try:
         with torch.cuda.graph(graph):
             run()
-    except RuntimeError:  # it waits for the device after all, or a library of its refuses: the eager call is still timed
+    except (
+        RuntimeError
+    ):  # it waits for the device after all, or a library of its refuses: the eager call is still timed
         return None
     return graph
 
 
 def device_seconds(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, Timing]:
     """Seconds per replay, graphs interleaved in an order that rotates. Inputs stay in L2 if they fit, as S does in training."""
-    repeats = {name: max(1, round(SHORTEST / max(_replays(graph, 10), 1e-7))) for name, graph in graphs.items()}
+    repeats = {
+        name: max(1, round(SHORTEST / max(_replays(graph, 10), 1e-7))) for name, graph in graphs.items()
+    }
     names = list(graphs)
     timings = {name: Timing([], []) for name in names}
     for number in range(rounds + 1):

@@ -13,7 +13,14 @@ from torch import Tensor
 class HookCoordinator:
     """`attach(z, z_ref, mask)` returns z with a hook that edits its gradient."""
 
-    def __init__(self, matrix: Tensor, energy_ref: float, lambda_a: float = 0.7, lambda_p: float = 0.5, momentum: float = 0.95):
+    def __init__(
+        self,
+        matrix: Tensor,
+        energy_ref: float,
+        lambda_a: float = 0.7,
+        lambda_p: float = 0.5,
+        momentum: float = 0.95,
+    ):
         self.matrix, self.energy_ref = matrix, energy_ref
         self.lambda_a, self.lambda_p, self.momentum = lambda_a, lambda_p, momentum
 
@@ -24,7 +31,9 @@ class HookCoordinator:
             energy = ((z @ self.matrix) * z).sum(1) / z.square().sum(1).clamp_min(1e-12)
             energy = energy.clamp(0, 1)
             if mask.any():
-                self.energy_ref = self.momentum * self.energy_ref + (1 - self.momentum) * energy[mask].mean().item()
+                self.energy_ref = (
+                    self.momentum * self.energy_ref + (1 - self.momentum) * energy[mask].mean().item()
+                )
             tau = (1 - energy / (self.energy_ref + 1e-6)).clamp(0, 1)
             weight = self.lambda_p * tau * (1 - labelled)
             drift = z.detach() - z_ref

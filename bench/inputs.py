@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from eagc_ops import Subspace
-from eagc_ops.kernels import reference
+from eagc_ops.kernels import formulas
 
 APERTURE = 2.0
 MOMENTUM = 0.95  # of the running energy reference, as released
@@ -50,7 +50,11 @@ def make_features(rows: int, dim: int, generator: torch.Generator, spread: bool 
 
 
 def make_inputs(
-    rows: int, dim: int = 768, active: float = 0.7, dtype: torch.dtype = torch.float32, device: torch.device | str = "cpu"
+    rows: int,
+    dim: int = 768,
+    active: float = 0.7,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | str = "cpu",
 ) -> Inputs:
     generator = torch.Generator().manual_seed(0)
     fitted = Subspace.conceptor(make_features(1500, dim, generator), APERTURE)
@@ -71,8 +75,10 @@ def error(inputs: Inputs, out: Tensor, *, running: bool) -> Error:
     mask, subspace = inputs.mask.cpu(), inputs.subspace.to("cpu")
     matrix, energy_ref = subspace.matrix.double(), subspace.energy_ref.double()
     if running:
-        energy_ref = reference.updated_energy_ref(energy_ref, reference.labelled_energy(z, mask, matrix), MOMENTUM)
-    exact = reference.coordinate(g, z, z_ref, mask, matrix, energy_ref, **OPTIONS)[0]
+        energy_ref = formulas.updated_energy_ref(
+            energy_ref, formulas.labelled_energy(z, mask, matrix), MOMENTUM
+        )
+    exact = formulas.coordinate(g, z, z_ref, mask, matrix, energy_ref, **OPTIONS)[0]
     wrong, correction = out.detach().cpu().double() - exact, exact - g
     parts = [(wrong[rows].norm() / correction[rows].norm()).item() for rows in (mask, ~mask)]
     return Error((wrong.norm() / exact.norm()).item(), max(parts))

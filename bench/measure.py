@@ -24,7 +24,12 @@ HEADER = ("benchmark", "date", "machine", "versions", "commit")  # of every resu
 
 # glibc gives freed memory back to the system and faults it in again on the next call; how much depends on what ran before. With these
 # thresholds it keeps it, and a variant is charged for its work only.
-PINNED = {"MALLOC_TRIM_THRESHOLD_": str(1 << 32), "MALLOC_MMAP_THRESHOLD_": str(1 << 32), "OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+PINNED = {
+    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
+    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
+    "OMP_NUM_THREADS": "1",
+    "MKL_NUM_THREADS": "1",
+}
 
 
 @dataclass(frozen=True)
@@ -41,7 +46,9 @@ class Spread:
         >>> Spread.of([1.0, 2.0, 3.0])
         Spread(median=2.0, low=1.5, high=2.5)
         """
-        low, median, high = statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+        low, median, high = (
+            statistics.quantiles(values, n=4, method="inclusive") if len(values) > 1 else values * 3
+        )
         return cls(median, low, high)
 
     def __str__(self) -> str:
@@ -92,7 +99,10 @@ def clock(device: torch.device) -> Callable[[], float]:
 
 
 def interleave(
-    variants: dict[str, Callable[[], object]], rounds: int, now: Callable[[], float] = time.process_time, warm_up: int = 1
+    variants: dict[str, Callable[[], object]],
+    rounds: int,
+    now: Callable[[], float] = time.process_time,
+    warm_up: int = 1,
 ) -> dict[str, Timing]:
     """Call every variant once per round, in an order that rotates, and time each call. `warm_up` more rounds come first, untimed."""
     names = list(variants)
@@ -110,7 +120,9 @@ def interleave(
     return timings
 
 
-def rounds_within(budget: float, variants: dict[str, Callable[[], object]], least: int = 5, most: int = 61) -> int:
+def rounds_within(
+    budget: float, variants: dict[str, Callable[[], object]], least: int = 5, most: int = 61
+) -> int:
     """How many rounds fit into `budget` seconds, by the second call of each variant (the first may compile or allocate)."""
     for run in variants.values():
         run()
@@ -143,7 +155,9 @@ def save(path: Path, name: str, content: dict) -> None:
 def load(path: Path) -> dict:
     """A file that `save` wrote, its spreads as `Spread`."""
     try:
-        record = json.loads(path.read_text(), object_hook=lambda found: Spread(**found) if found.keys() == SPREAD else found)
+        record = json.loads(
+            path.read_text(), object_hook=lambda found: Spread(**found) if found.keys() == SPREAD else found
+        )
     except (OSError, ValueError) as error:
         raise ValueError(f"{path} is no results file: {error}") from error
     missing = [key for key in HEADER if key not in record] if isinstance(record, dict) else HEADER

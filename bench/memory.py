@@ -36,7 +36,9 @@ def resident(module: nn.Module) -> list[Tensor]:
 
 
 def optimiser_state(optimiser: torch.optim.Optimizer) -> list[Tensor]:
-    return [value for state in optimiser.state.values() for value in state.values() if isinstance(value, Tensor)]
+    return [
+        value for state in optimiser.state.values() for value in state.values() if isinstance(value, Tensor)
+    ]
 
 
 class Saved(saved_tensors_hooks):

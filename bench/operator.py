@@ -32,7 +32,9 @@ def variants(inputs: Inputs) -> dict[str, Callable[[], Tensor]]:
         return torch.autograd.grad(out, inputs.z, inputs.g)[0]
 
     def hooks() -> Tensor:
-        return backward(HookCoordinator(inputs.subspace.matrix, start).attach(inputs.z, inputs.z_ref, inputs.mask))
+        return backward(
+            HookCoordinator(inputs.subspace.matrix, start).attach(inputs.z, inputs.z_ref, inputs.mask)
+        )
 
     def given() -> Tensor:
         return backward(fixed(inputs.z, inputs.z_ref, inputs.mask))
@@ -53,7 +55,9 @@ def check(inputs: Inputs, runs: dict[str, Callable[[], Tensor]]) -> dict[str, fl
     for name in ("hooks", "given", "ema"):
         found = error(inputs, runs[name](), running=name != "given")
         if found.too_large(inputs.z.dtype):
-            raise RuntimeError(f"{name} is off by {found.result:.1e} against fp64, its correction by {found.correction:.1e}: not timed")
+            raise RuntimeError(
+                f"{name} is off by {found.result:.1e} against fp64, its correction by {found.correction:.1e}: not timed"
+            )
         errors[name] = found.result
     return errors
 
@@ -93,11 +97,15 @@ def conceptor_rows(rounds: int = 21) -> list[dict[str, Any]]:
         features = make_features(1500, dim, torch.Generator().manual_seed(0)).double()
         wide = features.T @ features / len(features)
         narrow = wide.float()
-        values, vectors = torch.linalg.eigh(wide)  # an oracle of its own: the soft threshold on the eigenvalues
+        values, vectors = torch.linalg.eigh(
+            wide
+        )  # an oracle of its own: the soft threshold on the eigenvalues
         exact = (vectors * (values / (values + APERTURE**-2))) @ vectors.T
         identity = torch.eye(dim)
         runs = {
-            "released": lambda narrow=narrow, identity=identity: narrow @ torch.linalg.inv(narrow + APERTURE**-2 * identity),
+            "released": lambda narrow=narrow, identity=identity: (
+                narrow @ torch.linalg.inv(narrow + APERTURE**-2 * identity)
+            ),
             "fp32": lambda narrow=narrow: solve_conceptor(narrow, APERTURE),
             "fp64": lambda wide=wide: solve_conceptor(wide, APERTURE),
         }

@@ -17,7 +17,7 @@ from eagc_ops.bench.operator import conceptor_rows
 from eagc_ops.bench.steps import OURS, OURS_BASELINE, RELEASED, VARIANTS, Setting, Step, make_setting
 from eagc_ops.bench.work import count
 from eagc_ops.training.data import open_data, train_loader
-from eagc_ops.training.paper_values import PAPER as PRINTED
+from eagc_ops.training.paper.values import PAPER as PRINTED
 
 MIB = 2**20
 CUB_LABELLED, REFERENCE_EPOCHS = 1500, 30  # the paper's reference model of CUB, for a computed total
@@ -26,7 +26,12 @@ INVERSION_1024_MS = 7.3  # in the paper's text, beside its table
 # The paper's table as printed. Its inversion cost is per epoch; here S is computed once.
 COLUMNS = ("all_acc", "peak_mb", "inversion_ms", "epoch_seconds", "reference_seconds")
 PAPER = [
-    {"kind": "paper, A100", "data": data, "method": method.removeprefix("SimGCD "), **dict(zip(COLUMNS, groups[data], strict=True))}
+    {
+        "kind": "paper, A100",
+        "data": data,
+        "method": method.removeprefix("SimGCD "),
+        **dict(zip(COLUMNS, groups[data], strict=True)),
+    }
     for data in ("CUB", "IN-100")
     for method, groups in PRINTED["overhead"].values.items()
 ]
@@ -44,7 +49,9 @@ def overhead(
         pixels = first_images(train_loader(data, batch_size=rows // 2, seed=0).epoch(0), rows)
         data = first_of(data, images)
     fewer = max(rounds // 2, 5)  # of what takes long: whole epochs and evaluation passes
-    setting = make_setting(backbone, rows, device, pixels, image_size, data.channels, data.known, data.known + data.novel)
+    setting = make_setting(
+        backbone, rows, device, pixels, image_size, data.channels, data.known, data.known + data.novel
+    )
     tables: dict[str, Any] = {
         "settings": {"backbone": backbone, "rows": rows, "image_size": image_size, "rounds": rounds, "device": str(device),
                      "images": "noise" if dataset is None else dataset, "energy reference": "running"},
@@ -101,12 +108,19 @@ def step_rows(setting: Setting, rounds: int) -> list[dict[str, Any]]:
 
 def evaluation_rows(setting: Setting, rounds: int) -> list[dict[str, Any]]:
     """An evaluation pass with EAGC in the model and without: the same classes from the same operations."""
-    steps = {variant.name: Step(setting, variant) for variant in VARIANTS if variant.name in (OURS_BASELINE, OURS)}
+    steps = {
+        variant.name: Step(setting, variant) for variant in VARIANTS if variant.name in (OURS_BASELINE, OURS)
+    }
     classes: dict[str, Tensor] = {}
-    issued = {name: count(lambda name=name, step=step: classes.update({name: step.predict()})) for name, step in steps.items()}
+    issued = {
+        name: count(lambda name=name, step=step: classes.update({name: step.predict()}))
+        for name, step in steps.items()
+    }
     if not torch.equal(classes[OURS], classes[OURS_BASELINE]) or issued[OURS] != issued[OURS_BASELINE]:
         raise RuntimeError("an evaluation pass depends on EAGC: it must not")
-    timings = interleave({name: step.predict for name, step in steps.items()}, rounds, clock(setting.device), warm_up=0)
+    timings = interleave(
+        {name: step.predict for name, step in steps.items()}, rounds, clock(setting.device), warm_up=0
+    )
     return [
         {
             "kind": "measured",
@@ -127,16 +141,33 @@ def bars(tables: dict[str, Any]) -> list[dict[str, Any]]:
     wanted = (
         ("what EAGC adds to a step, of the matching baseline's step", "<=", 0.015, ours["add_on_share"]),
         ("peak memory, to the matching baseline", "<=", 1.05, ours["peak_to_baseline"]),
-        ("parameters + optimiser + saved tensors, to the matching baseline", "<=", 1.05, ours["kept_to_baseline"]),
+        (
+            "parameters + optimiser + saved tensors, to the matching baseline",
+            "<=",
+            1.05,
+            ours["kept_to_baseline"],
+        ),
         ("whole step, to SimGCD as released", "<=", 0.92, ours["ratio_to_released"]),
         ("peak memory, to SimGCD as released", "<=", 0.80, ours["peak_to_released"]),
-        ("parameters + optimiser + saved tensors, to SimGCD as released", "<=", 0.80, ours["kept_to_released"]),
+        (
+            "parameters + optimiser + saved tensors, to SimGCD as released",
+            "<=",
+            0.80,
+            ours["kept_to_released"],
+        ),
         ("epoch with the trunk cache, speed-up over the released way", ">=", 6.0, cached["speed_up"]),
     )
     found = []
     for name, sign, limit, value in wanted:
         middle = value.median if isinstance(value, Spread) else value
-        found.append({"bar": name, "limit": f"{sign} {limit}", "value": value, "met": middle <= limit if sign == "<=" else middle >= limit})
+        found.append(
+            {
+                "bar": name,
+                "limit": f"{sign} {limit}",
+                "value": value,
+                "met": middle <= limit if sign == "<=" else middle >= limit,
+            }
+        )
     return found
 
 
@@ -151,19 +182,31 @@ def draw(path: Path, tables: dict[str, Any]) -> None:
     rows, settings = tables["steps"], tables["settings"]
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 3.6), sharey=True, constrained_layout=True)
     places = range(len(rows))
-    colours = ["tab:grey" if row["baseline"] is None else "tab:red" if "released" in row["variant"] else "tab:green" for row in rows]
+    colours = [
+        "tab:grey" if row["baseline"] is None else "tab:red" if "released" in row["variant"] else "tab:green"
+        for row in rows
+    ]
     times = [row["ratio_to_released"] for row in rows]
     whiskers = [[t.median - t.low for t in times], [t.high - t.median for t in times]]
     left.barh(places, [t.median for t in times], xerr=whiskers, color=colours, error_kw={"elinewidth": 1})
-    left.set(title="time of a step / SimGCD as released", yticks=places, yticklabels=[row["variant"] for row in rows])
+    left.set(
+        title="time of a step / SimGCD as released",
+        yticks=places,
+        yticklabels=[row["variant"] for row in rows],
+    )
     left.invert_yaxis()
     right.barh(places, [row["peak_to_released"] for row in rows], color=colours)
     right.set(title="peak memory / SimGCD as released")
-    for axis, values in ((left, [t.median for t in times]), (right, [row["peak_to_released"] for row in rows])):
+    for axis, values in (
+        (left, [t.median for t in times]),
+        (right, [row["peak_to_released"] for row in rows]),
+    ):
         axis.axvline(1, color="black", lw=0.8)
         for place, value in zip(places, values):
             axis.text(0.02, place, f"{value:.2f}", va="center", color="white", weight="bold")
-    figure.suptitle(f"MEASURED: {settings['backbone']}, {settings['image_size']} px, {settings['rows']} rows, {settings['device']}")
+    figure.suptitle(
+        f"MEASURED: {settings['backbone']}, {settings['image_size']} px, {settings['rows']} rows, {settings['device']}"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110, metadata={"Date": None} if path.suffix == ".svg" else None)
     plt.close(figure)
@@ -281,6 +324,18 @@ def paper_table() -> list[dict[str, str]]:
 
 def bar_table(found: list[dict[str, Any]]) -> list[dict[str, str]]:
     def shown(value: Any) -> str:
-        return f"{value.median:.3f} ({value.low:.3f}-{value.high:.3f})" if isinstance(value, Spread) else f"{value:.3f}"
+        return (
+            f"{value.median:.3f} ({value.low:.3f}-{value.high:.3f})"
+            if isinstance(value, Spread)
+            else f"{value:.3f}"
+        )
 
-    return [{"bar": b["bar"], "limit": b["limit"], "measured": shown(b["value"]), "met": "yes" if b["met"] else "NO"} for b in found]
+    return [
+        {
+            "bar": b["bar"],
+            "limit": b["limit"],
+            "measured": shown(b["value"]),
+            "met": "yes" if b["met"] else "NO",
+        }
+        for b in found
+    ]

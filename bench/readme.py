@@ -63,7 +63,12 @@ def measured_on(results: dict, what: str = "") -> str:
     )
 
 
-SECTIONS = {"operator": operator_section, "throughput": throughput_section, "overhead": overhead_section, "conceptor": conceptor_section}
+SECTIONS = {
+    "operator": operator_section,
+    "throughput": throughput_section,
+    "overhead": overhead_section,
+    "conceptor": conceptor_section,
+}
 
 
 def render(text: str) -> str:

@@ -27,7 +27,9 @@ ASSUMPTIONS = (
     "Modelled, not measured: no kernel here has been timed on a GPU.",
     "time = launch + max(arithmetic, L2 per SM, L2 in all, memory) + epilogue",
     f"launch {LAUNCH * 1e6:.0f} us; epilogue: {ARRIVAL * 1e6:.1f} us, then the last block reads g S and writes the rows",
-    "arithmetic: data-sheet peak x " + ", ".join(f"{share:.2f} ({rows} rows)" for rows, share in EFFICIENCY.items()) + " of a block",
+    "arithmetic: data-sheet peak x "
+    + ", ".join(f"{share:.2f} ({rows} rows)" for rows, share in EFFICIENCY.items())
+    + " of a block",
     f"L2: {CACHE_LINE} B per clock and SM; in all 4.7 (A100), 2.0 (3090), 5.5 (H100), 17.2 TB/s (MI300X)",
     f"the busiest SM decides; with fewer than {FILLED} resident warps (compiled registers and shared memory) its arithmetic is slower in "
     "proportion; the latency of the inner loop is left out",
@@ -65,7 +67,9 @@ def modelled_rows(rows: tuple[int, ...], dim: int = 768, workers: int = 2) -> li
         for device in DEVICES.values() for dtype in device.peak for count in rows
     ]  # fmt: skip
     names = [name for name, device in DEVICES.items() for _ in device.peak for _ in rows]
-    return [model(name, aot.as_record(*result)) for name, result in zip(names, aot.compile_all(cases, workers))]
+    return [
+        model(name, aot.as_record(*result)) for name, result in zip(names, aot.compile_all(cases, workers))
+    ]
 
 
 def model(name: str, compiled: dict[str, Any]) -> dict[str, Any]:
@@ -99,11 +103,25 @@ def model(name: str, compiled: dict[str, Any]) -> dict[str, Any]:
         "dtype": dtype,
         "seconds": seconds,
         "uncertain_by": UNCERTAINTY,
-        "bound_by": max(terms, key=terms.get) if max(terms.values()) > LAUNCH + epilogue else "launch and epilogue",
+        "bound_by": max(terms, key=terms.get)
+        if max(terms.values()) > LAUNCH + epilogue
+        else "launch and epilogue",
         "gflop_per_s": work.flops / seconds / 1e9,
         "flop_per_byte": work.intensity,
         "blocks": blocks,
-        **{key: compiled[key] for key in ("arch", "registers", "shared", "blocks_per_sm", "block_m", "block_n", "warps", "stages")},
+        **{
+            key: compiled[key]
+            for key in (
+                "arch",
+                "registers",
+                "shared",
+                "blocks_per_sm",
+                "block_m",
+                "block_n",
+                "warps",
+                "stages",
+            )
+        },
     }
 
 
@@ -122,7 +140,13 @@ def measured_roofs(device: torch.device, dtype: torch.dtype = torch.float32) -> 
     }
 
 
-def draw(path: Path, roofs: dict[str, float], measured: list[dict[str, Any]], modelled: list[dict[str, Any]], title: str) -> None:
+def draw(
+    path: Path,
+    roofs: dict[str, float],
+    measured: list[dict[str, Any]],
+    modelled: list[dict[str, Any]],
+    title: str,
+) -> None:
     """One picture: the device at hand (filled, solid roof), the modelled GPUs (hollow, dashed roof, grey ground), the assumptions."""
     import matplotlib
 
@@ -132,7 +156,9 @@ def draw(path: Path, roofs: dict[str, float], measured: list[dict[str, Any]], mo
 
     figure, grid = plt.subplots(2, 3, figsize=(13, 8), constrained_layout=True)
     axes = list(grid.flat)
-    _measured_panel(axes[0], roofs, [r for r in measured if r["kind"] == "measured" and r["dtype"] == "fp32"], title)
+    _measured_panel(
+        axes[0], roofs, [r for r in measured if r["kind"] == "measured" and r["dtype"] == "fp32"], title
+    )
     for axis, name in zip(axes[1:5], DEVICES):
         _modelled_panel(axis, name, [r for r in modelled if r["device"] == name])
     axes[5].axis("off")
@@ -151,15 +177,21 @@ def _roof(axis, flops: float, bandwidth: float, **style) -> None:
 
 
 def _measured_panel(axis, roofs: dict[str, float], rows: list[dict[str, Any]], title: str) -> None:
-    axis.set_title(f"{title}\nMEASURED, fp32 (roof: large product, large copy; a\nprovider that leaves out products can be above it)")
+    axis.set_title(
+        f"{title}\nMEASURED, fp32 (roof: large product, large copy; a\nprovider that leaves out products can be above it)"
+    )
     _roof(axis, roofs["flop_per_s"], roofs["bytes_per_s"], lw=1.5, color="black")
     names = list(dict.fromkeys(r["provider"] for r in rows))
     for name, marker in zip(names, "ovs^Dp*"):
         own = [r for r in rows if r["provider"] == name]
-        axis.plot([r["flop_per_byte"] for r in own], [r["gflop_per_s"] for r in own], marker, label=name, ms=6)
+        axis.plot(
+            [r["flop_per_byte"] for r in own], [r["gflop_per_s"] for r in own], marker, label=name, ms=6
+        )
     if rows:
         rates = [r["gflop_per_s"] for r in rows]
-        axis.set_ylim(min(rates) / 4, 1.5 * max(*rates, roofs["flop_per_s"] / 1e9))  # the names lie below the points
+        axis.set_ylim(
+            min(rates) / 4, 1.5 * max(*rates, roofs["flop_per_s"] / 1e9)
+        )  # the names lie below the points
         axis.legend(fontsize=7, loc="lower right")
 
 
@@ -173,11 +205,28 @@ def _modelled_panel(axis, name: str, rows: list[dict[str, Any]]) -> None:
         if not own:
             continue
         x, y = [r["flop_per_byte"] for r in own], [r["gflop_per_s"] for r in own]
-        roof = [min(device.peak[dtype], device.memory * v) / 1e9 for v in x]  # no kernel gets past it, however uncertain the model
+        roof = [
+            min(device.peak[dtype], device.memory * v) / 1e9 for v in x
+        ]  # no kernel gets past it, however uncertain the model
         bars = [[v - v / UNCERTAINTY for v in y], [min(v * UNCERTAINTY, r) - v for v, r in zip(y, roof)]]
-        axis.errorbar(x, y, bars, fmt="o", mfc="none", mec=colour, ecolor=colour, elinewidth=0.8, label=f"fused kernel, {dtype}, modelled")
+        axis.errorbar(
+            x,
+            y,
+            bars,
+            fmt="o",
+            mfc="none",
+            mec=colour,
+            ecolor=colour,
+            elinewidth=0.8,
+            label=f"fused kernel, {dtype}, modelled",
+        )
         for r in own:
-            where = {"xytext": (-6 if side == "right" else 6, -3), "textcoords": "offset points", "ha": side, "fontsize": 7}
+            where = {
+                "xytext": (-6 if side == "right" else 6, -3),
+                "textcoords": "offset points",
+                "ha": side,
+                "fontsize": 7,
+            }
             axis.annotate(f"{r['rows']} rows", (r["flop_per_byte"], r["gflop_per_s"]), **where)
     if rows:
         axis.legend(fontsize=7, loc="upper left")

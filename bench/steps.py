@@ -22,11 +22,11 @@ from eagc_ops.bench.inputs import MOMENTUM, OPTIONS, make_features
 from eagc_ops.bench.memory import Memory, measure_step, optimiser_state, resident, size
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.kernels.copies import copies_of
-from eagc_ops.training.backbones import load_backbone
 from eagc_ops.training.config import resolve
 from eagc_ops.training.data import Batch
 from eagc_ops.training.methods import METHODS, Loss, Problem, Rows
-from eagc_ops.training.student import Student, StudentBatch
+from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.models.student import Student, StudentBatch
 
 LAMBDAS = {name: OPTIONS[name] for name in ("lambda_a", "lambda_p")}
 
@@ -75,12 +75,16 @@ def make_setting(
     `images` (rows, C, H, W): first all first views, then all second ones; None: noise.
     """
     if rows < 4 or rows % 4:
-        raise ValueError(f"rows={rows} must be a multiple of 4: two views of every image, half the images labelled")
+        raise ValueError(
+            f"rows={rows} must be a multiple of 4: two views of every image, half the images labelled"
+        )
     device = torch.device(device)
     generator = torch.Generator().manual_seed(0)
     vit = load_backbone(backbone, image_size=image_size, channels=channels)
     with torch.no_grad():
-        for parameter in vit.parameters():  # a ViT's usual random start makes all images alike; in these weights they differ
+        for parameter in (
+            vit.parameters()
+        ):  # a ViT's usual random start makes all images alike; in these weights they differ
             if parameter.ndim > 1:
                 parameter.normal_(std=0.05, generator=generator)
         reference = copy.deepcopy(vit)
@@ -89,11 +93,17 @@ def make_setting(
     if images is None:
         images = torch.randn(rows, channels, image_size, image_size, generator=generator)
     labelled = torch.arange(rows // 2) % 2 == 0
-    batch = Batch(list(images.chunk(2)), torch.arange(rows // 2) * 7 % known, torch.arange(rows // 2), labelled)
+    batch = Batch(
+        list(images.chunk(2)), torch.arange(rows // 2) * 7 % known, torch.arange(rows // 2), labelled
+    )
     dim = vit.embed_dim
     matrix = Subspace.conceptor(make_features(1500, dim, generator)).matrix
-    subspace = Subspace(matrix, Subspace(matrix, 0.5).energy(make_features(500, dim, generator)).mean()).to(device)
-    return Setting(vit.to(device), reference.to(device), student_batch(batch, device), subspace, known, classes, device)
+    subspace = Subspace(matrix, Subspace(matrix, 0.5).energy(make_features(500, dim, generator)).mean()).to(
+        device
+    )
+    return Setting(
+        vit.to(device), reference.to(device), student_batch(batch, device), subspace, known, classes, device
+    )
 
 
 def student_batch(batch: Batch, device: torch.device) -> StudentBatch:
@@ -101,7 +111,9 @@ def student_batch(batch: Batch, device: torch.device) -> StudentBatch:
     labelled = batch.labelled.repeat(2)
     columns = (batch.label.repeat(2).where(labelled, -1), labelled, batch.uq_idx.repeat(2))
     rows = Rows(*(column.to(device) for column in columns), epoch=0, position=0)
-    return StudentBatch([view.to(device) for view in batch.views], rows, labelled.nonzero().flatten().to(device))
+    return StudentBatch(
+        [view.to(device) for view in batch.views], rows, labelled.nonzero().flatten().to(device)
+    )
 
 
 class Step:
@@ -114,11 +126,18 @@ class Step:
         with_eagc = variant.baseline is not None
         # A learning rate that changes nothing to speak of: a hundred rounds must not end in NaN.
         config = resolve("simgcd", "cub", "paper", backbone_lr=1e-6, head_lr=1e-6)
-        problem = Problem(dim=vit.embed_dim, known=setting.known, classes=setting.classes, images=len(setting.batch.rows.label) // 2)
+        problem = Problem(
+            dim=vit.embed_dim,
+            known=setting.known,
+            classes=setting.classes,
+            images=len(setting.batch.rows.label) // 2,
+        )
         self.method = METHODS["simgcd"](config, problem).to(setting.device)
         if variant.released:
             reference = copy.deepcopy(setting.reference) if with_eagc else None
-            coordinator = HookCoordinator(setting.subspace.matrix, setting.subspace.energy_ref.item(), **LAMBDAS, momentum=MOMENTUM)
+            coordinator = HookCoordinator(
+                setting.subspace.matrix, setting.subspace.energy_ref.item(), **LAMBDAS, momentum=MOMENTUM
+            )
             self.encoder: nn.Module = vit
             self.model: nn.Module = ReleasedStudent(vit, self.method, reference, coordinator)
         else:
@@ -150,15 +169,22 @@ class Step:
         if self.variant.baseline is None:
             return None
         model, images = self.model, torch.cat(self.setting.batch.views)
-        labelled, labelled_rows = self.setting.batch.rows.labelled, None if self.variant.all_rows else self.setting.batch.labelled_rows
+        labelled, labelled_rows = (
+            self.setting.batch.rows.labelled,
+            None if self.variant.all_rows else self.setting.batch.labelled_rows,
+        )
         z = torch.randn(len(images), self.setting.vit.embed_dim, device=images.device, requires_grad=True)
         g = torch.randn_like(z)
         if self.variant.released:
-            return lambda: torch.autograd.grad(model.coordinator.attach(z, model.reference_features(images), labelled), z, g)[0]
+            return lambda: torch.autograd.grad(
+                model.coordinator.attach(z, model.reference_features(images), labelled), z, g
+            )[0]
         tokens = self.encoder.trunk(images)
 
         def ours() -> Tensor:
-            out, token = model.eagc(z, self.encoder.anchor(tokens, labelled_rows), labelled, return_token=True)
+            out, token = model.eagc(
+                z, self.encoder.anchor(tokens, labelled_rows), labelled, return_token=True
+            )
             return torch.autograd.grad([out, token], z, [g, torch.ones_like(token)])[0]
 
         return ours
@@ -168,7 +194,11 @@ class Step:
         """An evaluation pass over the batch, as the training loop makes it: neither reference nor coordinator takes part."""
         self.model.eval()
         images = torch.cat(self.setting.batch.views)
-        z = self.encoder(images) if self.variant.released else self.encoder.student(self.encoder.trunk(images))
+        z = (
+            self.encoder(images)
+            if self.variant.released
+            else self.encoder.student(self.encoder.trunk(images))
+        )
         classes = self.method(z)[0].argmax(1)
         self.model.train()
         return classes
@@ -190,14 +220,20 @@ class Step:
             torch.cuda.reset_peak_memory_stats(device)
             strangers = torch.cuda.memory_allocated(device) - size(held)
         saved, alive = measure_step(self.loss, self.finish, held, inputs)
-        peak = torch.cuda.max_memory_allocated(device) - strangers if device.type == "cuda" else size(held) + alive
+        peak = (
+            torch.cuda.max_memory_allocated(device) - strangers
+            if device.type == "cuda"
+            else size(held) + alive
+        )
         return Memory(size(model), size(optimiser_state(self.optimiser)), saved, peak)
 
 
 class ReleasedStudent(nn.Module):
     """The released way: a whole ViT for z, with `norm(x)[:, 0]`; a second whole ViT, without gradient, for z_ref of all rows; hooks."""
 
-    def __init__(self, vit: nn.Module, method: nn.Module, reference: nn.Module | None, coordinator: HookCoordinator) -> None:
+    def __init__(
+        self, vit: nn.Module, method: nn.Module, reference: nn.Module | None, coordinator: HookCoordinator
+    ) -> None:
         super().__init__()
         for name, parameter in vit.named_parameters():
             parameter.requires_grad_(name.startswith(f"blocks.{len(vit.blocks) - 1}."))

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from eagc_ops.training.clustering import semi_supervised_kmeans
+from eagc_ops.training.methods.clustering import semi_supervised_kmeans
 
 POINTS, DIM, K, KNOWN = 6000, 768, 200, 100
 
@@ -41,7 +41,9 @@ def problem() -> tuple[torch.Tensor, torch.Tensor]:
 def test_clustering(measured, problem, balanced, restarts):
     size = POINTS // K if balanced else None
     found = measured(
-        lambda: semi_supervised_kmeans(*problem, K, generator=torch.Generator().manual_seed(0), cluster_size=size, restarts=restarts),
+        lambda: semi_supervised_kmeans(
+            *problem, K, generator=torch.Generator().manual_seed(0), cluster_size=size, restarts=restarts
+        ),
         rounds=3 if restarts == 1 else 1,
         warmup_rounds=1 if restarts == 1 else 0,
     )

@@ -15,7 +15,9 @@ DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 pytestmark = pytest.mark.benchmark(timer=clock(DEVICE))
 
 
-@pytest.mark.parametrize("shape", shapes(DEVICE, quick=True), ids=lambda shape: f"{shape.rows}x{shape.dim}-{shape.dtype}")
+@pytest.mark.parametrize(
+    "shape", shapes(DEVICE, quick=True), ids=lambda shape: f"{shape.rows}x{shape.dim}-{shape.dtype}"
+)
 @pytest.mark.parametrize("number", range(7))
 def test_provider(benchmark, measured, shape, number):
     inputs = make_inputs(shape.rows, shape.dim, dtype=DTYPES[shape.dtype], device=DEVICE)

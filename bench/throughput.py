@@ -17,7 +17,7 @@ from eagc_ops.bench.hooks import HookCoordinator
 from eagc_ops.bench.inputs import MOMENTUM, OPTIONS, Inputs, error, make_inputs
 from eagc_ops.bench.measure import Timing, clock, interleave, ratio, rounds_within
 from eagc_ops.bench.work import count, nominal_work
-from eagc_ops.kernels import reference
+from eagc_ops.kernels import formulas
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HOOKS = "released hooks"
@@ -37,15 +37,25 @@ class Provider:
     name: str
     running: bool  # the energy reference is updated from the batch first (released), or given (paper)
     run: Callable[[], Tensor]
-    on_a_gpu: Callable[[], object] | None = None  # to count host syncs: what a GPU would run, where that is something else
+    on_a_gpu: Callable[[], object] | None = (
+        None  # to count host syncs: what a GPU would run, where that is something else
+    )
 
 
 def shapes(device: torch.device, quick: bool) -> list[Shape]:
     """What is measured by default. A CPU gets one 16-bit shape: without 16-bit products its torch is far slower there than in fp32."""
     if device.type == "cuda":
-        sizes = [(256, 768), (4096, 768)] if quick else [(rows, dim) for rows in (256, 1024, 4096, 16384) for dim in (384, 768, 1024, 4096)]
+        sizes = (
+            [(256, 768), (4096, 768)]
+            if quick
+            else [(rows, dim) for rows in (256, 1024, 4096, 16384) for dim in (384, 768, 1024, 4096)]
+        )
         return [Shape(*size, dtype) for size in sizes for dtype in DTYPES]
-    sizes = [(256, 768), (1024, 768), (4096, 768)] if quick else [(rows, dim) for rows in (256, 1024, 4096) for dim in (384, 768, 1024)]
+    sizes = (
+        [(256, 768), (1024, 768), (4096, 768)]
+        if quick
+        else [(rows, dim) for rows in (256, 1024, 4096) for dim in (384, 768, 1024)]
+    )
     return [*(Shape(*size, "fp32") for size in sizes), Shape(64, 768, "bf16")]
 
 
@@ -54,7 +64,9 @@ def throughput_rows(wanted: list[Shape], device: torch.device, budget: float) ->
     return [row for shape in wanted for row in measure(shape, providers, device, budget)]
 
 
-def measure(shape: Shape, make: Callable[[Inputs], list[Provider]], device: torch.device, budget: float) -> list[dict[str, Any]]:
+def measure(
+    shape: Shape, make: Callable[[Inputs], list[Provider]], device: torch.device, budget: float
+) -> list[dict[str, Any]]:
     """The gate, then the clock: every provider is compared with fp64, and those that pass are timed together."""
     inputs = make_inputs(shape.rows, shape.dim, dtype=DTYPES[shape.dtype], device=device)
     found = {}
@@ -63,15 +75,23 @@ def measure(shape: Shape, make: Callable[[Inputs], list[Provider]], device: torc
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # inductor's own deprecations
                 found[provider] = error(inputs, provider.run(), running=provider.running)
-        except Exception as failure:  # no compiler for torch.compile, too little memory, ...: the others are still measured
-            found[provider] = f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
+        except (
+            Exception
+        ) as failure:  # no compiler for torch.compile, too little memory, ...: the others are still measured
+            found[provider] = (
+                f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
+            )
     wrong = {p: f for p, f in found.items() if isinstance(f, str) or f.too_large(inputs.z.dtype)}
     right = {p: f for p, f in found.items() if p not in wrong}
     runs = {p.name: p.run for p in right} | products(inputs, running=False) | products(inputs, running=True)
     timings = time_together(runs, {p.name: count(p.on_a_gpu or p.run).syncs for p in right}, device, budget)
     rows = [row(shape, inputs, provider, right[provider], timings, device) for provider in right]
     for provider, failure in wrong.items():
-        verdict = failure if isinstance(failure, str) else f"wrong by {failure.result:.1e}, its correction by {failure.correction:.1e}"
+        verdict = (
+            failure
+            if isinstance(failure, str)
+            else f"wrong by {failure.result:.1e}, its correction by {failure.correction:.1e}"
+        )
         rows.append({**_identity(shape, provider), "kind": "not timed", "reason": verdict})
     return rows
 
@@ -85,7 +105,9 @@ class Measured(NamedTuple):
     syncs: dict[str, int]
 
 
-def time_together(runs: dict[str, Callable[[], object]], syncs: dict[str, int], device: torch.device, budget: float) -> Measured:
+def time_together(
+    runs: dict[str, Callable[[], object]], syncs: dict[str, int], device: torch.device, budget: float
+) -> Measured:
     rounds = rounds_within(budget, runs)
     eager = interleave(runs, rounds, clock(device))
     if device.type != "cuda":
@@ -96,11 +118,15 @@ def time_together(runs: dict[str, Callable[[], object]], syncs: dict[str, int], 
     return Measured(eager, gpu.device_seconds(graphs, rounds), host, syncs)
 
 
-def row(shape: Shape, inputs: Inputs, provider: Provider, found, timings: Measured, device: torch.device) -> dict[str, Any]:
+def row(
+    shape: Shape, inputs: Inputs, provider: Provider, found, timings: Measured, device: torch.device
+) -> dict[str, Any]:
     """Rates are nominal work per second: of the device where a graph could be replayed, else of the whole call (`rates_of`)."""
     name = provider.name
     labelled = int(inputs.mask.sum())
-    work = nominal_work(shape.rows - labelled, labelled, shape.dim, inputs.z.element_size(), running=provider.running)
+    work = nominal_work(
+        shape.rows - labelled, labelled, shape.dim, inputs.z.element_size(), running=provider.running
+    )
     by = timings.graph if name in timings.graph else timings.eager
     seconds = by[name].median
     limits = [timing for other, timing in by.items() if other.startswith(limit_name(provider.running))]
@@ -138,18 +164,24 @@ def providers(inputs: Inputs) -> list[Provider]:
         return torch.autograd.grad(out, inputs.z, inputs.g)[0]
 
     def hooks() -> Tensor:
-        return backward(HookCoordinator(matrix, start, momentum=MOMENTUM).attach(inputs.z, inputs.z_ref, inputs.mask))
+        return backward(
+            HookCoordinator(matrix, start, momentum=MOMENTUM).attach(inputs.z, inputs.z_ref, inputs.mask)
+        )
 
     def plain(formulas: Callable) -> Callable[[], Tensor]:
         energy_ref = inputs.subspace.energy_ref.to(inputs.z.dtype)
-        return lambda: backward(Plain.apply(inputs.z, inputs.z_ref, inputs.mask, matrix, energy_ref, formulas))
+        return lambda: backward(
+            Plain.apply(inputs.z, inputs.z_ref, inputs.mask, matrix, energy_ref, formulas)
+        )
 
     def ours(impl: str, running: bool) -> Callable[[], Tensor]:
         eagc = EAGC(inputs.subspace, energy_momentum=MOMENTUM if running else None, impl=impl).train()
 
         def run() -> Tensor:
             if running:
-                eagc.energy_ref.copy_(inputs.subspace.energy_ref)  # every call sees the same energy reference, as the hooks do
+                eagc.energy_ref.copy_(
+                    inputs.subspace.energy_ref
+                )  # every call sees the same energy reference, as the hooks do
             return backward(eagc(inputs.z, inputs.z_ref, inputs.mask))
 
         return run
@@ -159,17 +191,32 @@ def providers(inputs: Inputs) -> list[Provider]:
         Provider("plain torch", False, plain(coordinated)),
         Provider(COMPILED, False, plain(torch.compile(coordinated, dynamic=False)), plain(coordinated)),
     ]
-    for impl in ("torch", "triton") if inputs.z.is_cuda and not kernels.why_not_triton(inputs.z.device, inputs.z.dtype) else ("torch",):
+    for impl in (
+        ("torch", "triton")
+        if inputs.z.is_cuda and not kernels.why_not_triton(inputs.z.device, inputs.z.dtype)
+        else ("torch",)
+    ):
         for running in (False, True):
             # The CPU path reads values, which costs nothing there; on a GPU the torch path is another one.
-            on_a_gpu = None if inputs.z.is_cuda else (lambda running=running: torch_path_on_a_gpu(inputs, running))
-            found.append(Provider(f"ours, {impl}" + (", running Ebar" if running else ""), running, ours(impl, running), on_a_gpu))
+            on_a_gpu = (
+                None if inputs.z.is_cuda else (lambda running=running: torch_path_on_a_gpu(inputs, running))
+            )
+            found.append(
+                Provider(
+                    f"ours, {impl}" + (", running Ebar" if running else ""),
+                    running,
+                    ours(impl, running),
+                    on_a_gpu,
+                )
+            )
     return found
 
 
-def coordinated(g: Tensor, z: Tensor, z_ref: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor) -> Tensor:
+def coordinated(
+    g: Tensor, z: Tensor, z_ref: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor
+) -> Tensor:
     """Plain torch: the formulas over all rows, in the inputs' dtype."""
-    return reference.coordinate(g, z, z_ref, mask, matrix, energy_ref, **OPTIONS)[0]
+    return formulas.coordinate(g, z, z_ref, mask, matrix, energy_ref, **OPTIONS)[0]
 
 
 class Plain(torch.autograd.Function):
@@ -199,7 +246,10 @@ def products(inputs: Inputs, *, running: bool) -> dict[str, Callable[[], Tensor]
         a, b = rows.to(dtype), inputs.subspace.matrix.to(dtype)
         return lambda: a @ b
 
-    return {f"{limit_name(running)}, {dtype}": product(dtype) for dtype in dict.fromkeys((rows.dtype, torch.float32))}
+    return {
+        f"{limit_name(running)}, {dtype}": product(dtype)
+        for dtype in dict.fromkeys((rows.dtype, torch.float32))
+    }
 
 
 def limit_name(running: bool) -> str:
@@ -210,14 +260,22 @@ def torch_path_on_a_gpu(inputs: Inputs, running: bool) -> None:
     """What impl="torch" issues on a GPU, on tensors without content: a read of a value would raise."""
     real = (inputs.g, inputs.z, inputs.z_ref, inputs.mask, inputs.subspace.matrix, inputs.subspace.energy_ref)
     with FakeTensorMode():
-        g, z, z_ref, mask, matrix, energy_ref = (torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in real)
+        g, z, z_ref, mask, matrix, energy_ref = (
+            torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in real
+        )
         if running:
-            _, energy_ref = kernels.labelled_energy(z, mask, matrix, energy_ref, momentum=MOMENTUM, impl="torch")
+            _, energy_ref = kernels.labelled_energy(
+                z, mask, matrix, energy_ref, momentum=MOMENTUM, impl="torch"
+            )
         kernels.coordinate(g, z, z_ref, mask, matrix, energy_ref, impl="torch", **OPTIONS)
 
 
 def _identity(shape: Shape, provider: Provider) -> dict[str, Any]:
-    return {**dict(zip(("rows", "D", "dtype"), shape)), "provider": provider.name, "Ebar": "running" if provider.running else "given"}
+    return {
+        **dict(zip(("rows", "D", "dtype"), shape)),
+        "provider": provider.name,
+        "Ebar": "running" if provider.running else "given",
+    }
 
 
 def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
@@ -228,7 +286,17 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
 
     on_a_gpu = any(r.get("host_seconds") for r in rows)
     gpu_columns = ("device us", "host us", "launches", "rates of") if on_a_gpu else ()
-    columns = ("ms", "speed-up", *gpu_columns, "GFLOP/s", "GB/s", "of limit", "syncs on GPU", "ops", "page faults")
+    columns = (
+        "ms",
+        "speed-up",
+        *gpu_columns,
+        "GFLOP/s",
+        "GB/s",
+        "of limit",
+        "syncs on GPU",
+        "ops",
+        "page faults",
+    )
     lines = []
     for r in rows:
         line = {name: str(r[name]) for name in ("rows", "D", "dtype", "provider", "Ebar")}
@@ -237,8 +305,15 @@ def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
             continue
         gpu_cells = {}
         if on_a_gpu:
-            gpu_cells = {"device us": "-" if r["device_seconds"] is None else cell(r["device_seconds"].median, 1e6, ".1f")}
-            gpu_cells |= {"host us": cell(r["host_seconds"].median, 1e6, ".1f"), "launches": cell(r["launches"], form="d")}
+            gpu_cells = {
+                "device us": "-"
+                if r["device_seconds"] is None
+                else cell(r["device_seconds"].median, 1e6, ".1f")
+            }
+            gpu_cells |= {
+                "host us": cell(r["host_seconds"].median, 1e6, ".1f"),
+                "launches": cell(r["launches"], form="d"),
+            }
             gpu_cells |= {"rates of": r["rates_of"]}
         share = r["share_of_limit"]
         lines.append(

@@ -71,11 +71,18 @@ class _Counter(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-_READS = {torch.ops.aten._local_scalar_dense, torch.ops.aten.nonzero, torch.ops.aten.masked_select, torch.ops.aten.equal}
+_READS = {
+    torch.ops.aten._local_scalar_dense,
+    torch.ops.aten.nonzero,
+    torch.ops.aten.masked_select,
+    torch.ops.aten.equal,
+}
 _INDEXED = {torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_}
 
 
 def _waits(func, args: tuple) -> bool:
     """The host needs a value: it is read, or decides a shape. A boolean index becomes `nonzero` below the level a mode can see."""
-    by_mask = func.overloadpacket in _INDEXED and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1])
+    by_mask = func.overloadpacket in _INDEXED and any(
+        isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1]
+    )
     return by_mask or func.overloadpacket in _READS

@@ -7,14 +7,38 @@ import sys
 
 # command: (module with main(argv) -> exit code, or module:function, extra that installs what it needs, one line of help)
 COMMANDS = {
-    "demo": ("eagc_ops.training.demo", "train", "the main job: SimGCD with and without EAGC on a small data set, in minutes on a CPU"),
-    "train": ("eagc_ops.training.cli:train", "train", "train a method on a data set, with EAGC or without it"),
-    "evaluate": ("eagc_ops.training.cli:evaluate", "train", "All / Old / New of a run's weights"),
-    "report": ("eagc_ops.training.cli:report", "train", "one HTML page about some runs: curves, energies, mean and std over seeds"),
-    "table": ("eagc_ops.training.table_cli", "train", "a table of the paper: trains what is missing, writes it beside the paper's values"),
-    "data": ("eagc_ops.training.cli:data", "train", "check a data set on disk (eagc data verify)"),
-    "selftest": ("eagc_ops.selftest", "", "compare every provider with the fp64 reference on this device; GPU users run it first"),
-    "estimate-k": ("eagc_ops.training.estimate_k", "train", "estimate the number of classes of a data set (Brent or bisection)"),
+    "demo": (
+        "eagc_ops.training.studies.demo",
+        "train",
+        "the main job: SimGCD with and without EAGC on a small data set, in minutes on a CPU",
+    ),
+    "train": (
+        "eagc_ops.training.commands.cli:train",
+        "train",
+        "train a method on a data set, with EAGC or without it",
+    ),
+    "evaluate": ("eagc_ops.training.commands.cli:evaluate", "train", "All / Old / New of a run's weights"),
+    "report": (
+        "eagc_ops.training.commands.cli:report",
+        "train",
+        "one HTML page about some runs: curves, energies, mean and std over seeds",
+    ),
+    "table": (
+        "eagc_ops.training.commands.table",
+        "train",
+        "a table of the paper: trains what is missing, writes it beside the paper's values",
+    ),
+    "data": ("eagc_ops.training.commands.cli:data", "train", "check a data set on disk (eagc data verify)"),
+    "selftest": (
+        "eagc_ops.selftest",
+        "",
+        "compare every provider with the fp64 reference on this device; GPU users run it first",
+    ),
+    "estimate-k": (
+        "eagc_ops.training.analysis.estimate_k",
+        "train",
+        "estimate the number of classes of a data set (Brent or bisection)",
+    ),
     "bench": (
         "eagc_ops.bench.cli",
         "bench",
@@ -41,7 +65,10 @@ def main(argv: list[str] | None = None) -> int:
         command = getattr(importlib.import_module(module), function or "main")
     except ModuleNotFoundError as error:
         if extra and error.name and not error.name.startswith("eagc_ops"):
-            print(f"eagc {argv[0]}: needs {error.name}; install it with pip install 'eagc-ops[{extra}]'", file=sys.stderr)
+            print(
+                f"eagc {argv[0]}: needs {error.name}; install it with pip install 'eagc-ops[{extra}]'",
+                file=sys.stderr,
+            )
             return 2
         raise
     return command(argv[1:])

@@ -26,7 +26,9 @@ def gradient_deviation(supervised: Tensor | Iterable[Tensor], total: Tensor | It
     """
     a, b = _flat("supervised", supervised), _flat("total", total)
     if a.shape != b.shape:
-        raise ValueError(f"supervised has {a.numel()} values, total {b.numel()}: both must be gradients of the same parameters")
+        raise ValueError(
+            f"supervised has {a.numel()} values, total {b.numel()}: both must be gradients of the same parameters"
+        )
     # In fp64: over 10^6 parameters fp32 sums are off by 2e-5, four percent of a deviation of 4e-4. Each normalised by itself: the
     # product of two small norms would drown in any floor. A zero gradient has no direction: cosine 0.
     cosine = torch.dot(*(x / x.norm().clamp_min(torch.finfo(x.dtype).tiny) for x in (a.double(), b.double())))
@@ -70,7 +72,9 @@ def gradient_dominance(gradient: Tensor, known: Tensor) -> Tensor:
     """
     if known.dtype != torch.bool or known.shape != gradient.shape[:-1]:
         expected = tuple(gradient.shape[:-1])
-        raise ValueError(f"known must be a bool tensor {expected}, one value per row of gradient; got {tuple(known.shape)} {known.dtype}")
+        raise ValueError(
+            f"known must be a bool tensor {expected}, one value per row of gradient; got {tuple(known.shape)} {known.dtype}"
+        )
     norms = _wide(gradient).norm(dim=-1)
     return torch.where(known, norms, 0).sum() / norms.sum().clamp_min(TINY)
 
@@ -105,4 +109,6 @@ def _wide(x: Tensor) -> Tensor:
 
 def _check_pair(old: Tensor, new: Tensor) -> None:
     if old.ndim != 2 or new.ndim != 2 or old.shape[1] != new.shape[1] or not len(old) or not len(new):
-        raise ValueError(f"old and new must be non-empty (N, D) features of one dimension, got {tuple(old.shape)} and {tuple(new.shape)}")
+        raise ValueError(
+            f"old and new must be non-empty (N, D) features of one dimension, got {tuple(old.shape)} and {tuple(new.shape)}"
+        )

@@ -68,7 +68,9 @@ class AnchoredEncoder(nn.Module):
         if reference is not None:
             self.set_reference(reference)
 
-    def forward(self, x: Tensor, labelled_rows: Tensor | None = None, *, pixel_grad: bool = False) -> tuple[Tensor, Tensor | None]:
+    def forward(
+        self, x: Tensor, labelled_rows: Tensor | None = None, *, pixel_grad: bool = False
+    ) -> tuple[Tensor, Tensor | None]:
         """(z, z_ref) of images (B, C, H, W), or of tokens (B, N, D) that `trunk` made before; z_ref is None without a reference.
 
         `labelled_rows` as in `anchor`, `pixel_grad` as in `trunk`.
@@ -92,7 +94,9 @@ class AnchoredEncoder(nn.Module):
                     f"or build the encoder with a smaller grad_from_block (now {self.grad_from_block})"
                 )
         if images.requires_grad and torch.is_grad_enabled() and not pixel_grad:
-            raise ValueError("images require grad but pixel_grad=False would cut their gradient: pass pixel_grad=True, or images.detach()")
+            raise ValueError(
+                "images require grad but pixel_grad=False would cut their gradient: pass pixel_grad=True, or images.detach()"
+            )
         vit = self.vit
         with torch.set_grad_enabled(pixel_grad and torch.is_grad_enabled()):
             x = vit.patch_embed(images)
@@ -120,9 +124,13 @@ class AnchoredEncoder(nn.Module):
                 f"rows must be int64 indices of shape (n,), got {rows.dtype} of shape {tuple(rows.shape)}; "
                 "for a mask on the CPU pass mask.nonzero().flatten()"
             )
-        checkable = rows.device.type == "cpu" and not torch.compiler.is_compiling()  # on a device the check would wait for it
+        checkable = (
+            rows.device.type == "cpu" and not torch.compiler.is_compiling()
+        )  # on a device the check would wait for it
         if checkable and rows.numel() and not (rows.min() >= 0 and rows.max() < len(tokens)):
-            raise IndexError(f"rows reach from {rows.min()} to {rows.max()}, but tokens have {len(tokens)} rows (two views count twice)")
+            raise IndexError(
+                f"rows reach from {rows.min()} to {rows.max()}, but tokens have {len(tokens)} rows (two views count twice)"
+            )
         rows = rows.to(tokens.device, non_blocking=True)
         z = self._feature(self.reference, tokens.index_select(0, rows))
         return z.new_full((len(tokens), z.shape[1]), float("nan")).index_copy_(0, rows, z)
@@ -134,7 +142,9 @@ class AnchoredEncoder(nn.Module):
         keep `trunk_fingerprint()` beside it.
         """
         if isinstance(source, nn.Module):
-            _refuse_other_trunk(_shared(self.vit, self.grad_from_block), _shared(source, self.grad_from_block))
+            _refuse_other_trunk(
+                _shared(self.vit, self.grad_from_block), _shared(source, self.grad_from_block)
+            )
             source = {name: value for name, value in source.state_dict().items() if self._in_tail(name)}
         reference = nn.ModuleList(copy.deepcopy(block) for block in self.tail).requires_grad_(False)
         if source is not None:
@@ -152,13 +162,19 @@ class AnchoredEncoder(nn.Module):
         For a student that trains fewer blocks than its reference model does, or more: the tail must hold the blocks of both.
         """
         if not (isinstance(blocks, int) and 1 <= blocks <= len(self.tail)):
-            raise ValueError(f"blocks={blocks!r}: the tail has {len(self.tail)} blocks, the rest of the ViT is the shared trunk")
+            raise ValueError(
+                f"blocks={blocks!r}: the tail has {len(self.tail)} blocks, the rest of the ViT is the shared trunk"
+            )
         for i, block in enumerate(self.tail):
             block.requires_grad_(i >= len(self.tail) - blocks)
 
     def tail_state(self) -> dict[str, Tensor]:
         """A copy of the student's tail, named as in the ViT (`blocks.11.norm1.weight`)."""
-        return {name: value.detach().clone() for name, value in self.vit.state_dict().items() if self._in_tail(name)}
+        return {
+            name: value.detach().clone()
+            for name, value in self.vit.state_dict().items()
+            if self._in_tail(name)
+        }
 
     def load_tail(self, state: Mapping[str, Tensor]) -> None:
         """Put a `tail_state()` into the student: a start from the reference model."""
@@ -168,7 +184,9 @@ class AnchoredEncoder(nn.Module):
         """sha256 of all that student and reference share: weights, their names, the structure, `grad_from_block`."""
         digest = hashlib.sha256(str(self.grad_from_block).encode())
         for name, value in _shared(self.vit, self.grad_from_block).items():
-            digest.update(f"{name} {(value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value}\n".encode())
+            digest.update(
+                f"{name} {(value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value}\n".encode()
+            )
             if isinstance(value, Tensor):
                 digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
         return digest.hexdigest()
@@ -191,19 +209,25 @@ class AnchoredEncoder(nn.Module):
 
     def _checked(self, tokens: Tensor) -> Tensor:
         if tokens.ndim != 3 or tokens.shape[2] != self.vit.embed_dim:
-            raise ValueError(f"tokens must be (B, N, {self.vit.embed_dim}) as trunk() returns them, got {tuple(tokens.shape)}")
+            raise ValueError(
+                f"tokens must be (B, N, {self.vit.embed_dim}) as trunk() returns them, got {tuple(tokens.shape)}"
+            )
         return tokens
 
     def _load(self, blocks: Iterable[nn.Module], state: Mapping[str, Tensor]) -> None:
         numbered = enumerate(blocks, self.grad_from_block)
-        wanted = {f"blocks.{i}.{name}": value for i, block in numbered for name, value in block.state_dict().items()}
+        wanted = {
+            f"blocks.{i}.{name}": value for i, block in numbered for name, value in block.state_dict().items()
+        }
         wrong = [f"{name} is missing" for name in wanted.keys() - state.keys()]
         wrong += [f"{name} is not part of the tail" for name in state.keys() - wanted.keys()]
         for name in wanted.keys() & state.keys():
             want, got = ((value.dtype, tuple(value.shape)) for value in (wanted[name], state[name]))
             wrong += [f"{name} is {got}, not {want}"] if got != want else []
         if wrong:
-            raise ValueError(f"tail state does not fit blocks {self.grad_from_block}..{len(self.vit.blocks) - 1}: {_some(sorted(wrong))}")
+            raise ValueError(
+                f"tail state does not fit blocks {self.grad_from_block}..{len(self.vit.blocks) - 1}: {_some(sorted(wrong))}"
+            )
         with torch.no_grad():
             for name, value in wanted.items():
                 value.copy_(state[name])
@@ -212,7 +236,12 @@ class AnchoredEncoder(nn.Module):
 def _cls_of_block(block: nn.Module, x: Tensor) -> Tensor:
     """Token 0 (B, D) of a pre-norm block's output for x (B, N, D)."""
     for module in (block, block.attn, block.attn.qkv):
-        if module._forward_hooks or module._forward_pre_hooks or module._backward_hooks or module._backward_pre_hooks:
+        if (
+            module._forward_hooks
+            or module._forward_pre_hooks
+            or module._backward_hooks
+            or module._backward_pre_hooks
+        ):
             raise RuntimeError(
                 f"a hook on the {type(module).__name__} of the last block would not run: build the encoder with cls_only=False"
             )
@@ -252,10 +281,14 @@ def _block_index(name: str) -> int:
 def _shared(vit: nn.Module, grad_from_block: int) -> dict[str, Tensor | str]:
     """All that must agree to share a trunk: its tensors by name, and the structure, with the numbers that no tensor shows."""
     shared: dict[str, Tensor | str] = {
-        f"{name} ({type(module).__name__})": str([module.extra_repr(), *(getattr(module, key, None) for key in ("num_heads", "eps"))])
+        f"{name} ({type(module).__name__})": str(
+            [module.extra_repr(), *(getattr(module, key, None) for key in ("num_heads", "eps"))]
+        )
         for name, module in vit.named_modules()
     }
-    shared |= {name: value for name, value in vit.state_dict().items() if _block_index(name) < grad_from_block}
+    shared |= {
+        name: value for name, value in vit.state_dict().items() if _block_index(name) < grad_from_block
+    }
     return {name: value for name, value in shared.items() if not name.startswith("head")}
 
 
@@ -266,7 +299,9 @@ def _refuse_other_trunk(ours: dict, theirs: dict) -> None:
         if not (torch.equal(a, b.to(a.device)) if isinstance(a, Tensor) else a == b):
             wrong.append(f"{name} differs")
     if wrong:
-        raise ValueError(f"the reference has another trunk than the student, so they cannot share its tokens: {_some(sorted(wrong))}")
+        raise ValueError(
+            f"the reference has another trunk than the student, so they cannot share its tokens: {_some(sorted(wrong))}"
+        )
 
 
 def _some(lines: list[str], most: int = 5) -> str:
@@ -277,7 +312,9 @@ def _refuse_foreign_vit(vit: nn.Module) -> None:
     """The trunk and the pooling are re-written here, so they must be timm's, and nothing may make two passes differ."""
     VisionTransformer = _timm()[0].VisionTransformer
     own = ("forward", "forward_features", "forward_head")
-    if not isinstance(vit, VisionTransformer) or any(getattr(type(vit), f) is not getattr(VisionTransformer, f) for f in own):
+    if not isinstance(vit, VisionTransformer) or any(
+        getattr(type(vit), f) is not getattr(VisionTransformer, f) for f in own
+    ):
         raise TypeError(
             f"vit is a {type(vit).__name__}: only timm's VisionTransformer with its own forward can be split into trunk and tail"
         )
@@ -289,32 +326,50 @@ def _refuse_foreign_vit(vit: nn.Module) -> None:
     for name, module in vit.named_modules():
         rates = [getattr(module, key, 0) for key in ("p", "drop_prob", "prob")]
         if any(isinstance(rate, Real) and rate > 0 for rate in rates) and not name.startswith("head"):
-            raise ValueError(f"vit.{name} ({type(module).__name__}) drops at random, student and reference must not: set its rate to 0")
+            raise ValueError(
+                f"vit.{name} ({type(module).__name__}) drops at random, student and reference must not: set its rate to 0"
+            )
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
-            raise ValueError(f"vit.{name} ({type(module).__name__}) keeps running statistics: such a trunk is not frozen")
+            raise ValueError(
+                f"vit.{name} ({type(module).__name__}) keeps running statistics: such a trunk is not frozen"
+            )
 
 
 def _refuse_foreign_block(block: nn.Module, name: str) -> None:
     """Name the first part of a block that `_cls_of_block` does not reproduce."""
     models, layers = _timm()
-    mlps = [mlp.forward for mlp in (layers.Mlp, layers.GluMlp, layers.SwiGLU)]  # each acts on every token alone, as do these norms
+    mlps = [
+        mlp.forward for mlp in (layers.Mlp, layers.GluMlp, layers.SwiGLU)
+    ]  # each acts on every token alone, as do these norms
     norms = (nn.Identity, nn.LayerNorm, layers.RmsNorm)
 
     def require(ok: bool, part: str, why: str) -> None:
         if not ok:
             module = block.get_submodule(part)
             path = f"vit.{name}.{part}".rstrip(".")
-            raise TypeError(f"{path} ({type(module).__module__}.{type(module).__name__}) {why}: build the encoder with cls_only=False")
+            raise TypeError(
+                f"{path} ({type(module).__module__}.{type(module).__name__}) {why}: build the encoder with cls_only=False"
+            )
 
     require(type(block).forward is models.Block.forward, "", "is not timm's pre-norm Block")
     require(type(block.attn).forward is models.Attention.forward, "attn", "is not timm's plain Attention")
     require(getattr(block.attn, "gate", None) is None, "attn", "has a gate")
     require(type(block.attn.qkv) is nn.Linear, "attn.qkv", "is not a plain Linear")
     require(type(block.mlp).forward in mlps, "mlp", "may mix tokens")
-    for part in ("norm1", "norm2", "attn.q_norm", "attn.k_norm", *(["attn.norm"] if hasattr(block.attn, "norm") else [])):
+    for part in (
+        "norm1",
+        "norm2",
+        "attn.q_norm",
+        "attn.k_norm",
+        *(["attn.norm"] if hasattr(block.attn, "norm") else []),
+    ):
         require(isinstance(block.get_submodule(part), norms), part, "is not a norm over the last dimension")
     for part in ("ls1", "ls2"):
-        require(isinstance(block.get_submodule(part), (nn.Identity, layers.LayerScale)), part, "is not a LayerScale")
+        require(
+            isinstance(block.get_submodule(part), (nn.Identity, layers.LayerScale)),
+            part,
+            "is not a LayerScale",
+        )
 
 
 def _timm():

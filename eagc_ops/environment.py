@@ -20,11 +20,16 @@ def describe() -> dict:
         "machine": {
             "cpu": _cpu(),
             "cores": os.cpu_count(),
-            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1) if hasattr(os, "sysconf") else None,
+            "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1)
+            if hasattr(os, "sysconf")
+            else None,
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
             "system": f"{platform.system()} {platform.machine()}",
         },
-        "versions": {"python": platform.python_version(), **{name: _version(name) for name in ("eagc-ops", *PACKAGES)}},
+        "versions": {
+            "python": platform.python_version(),
+            **{name: _version(name) for name in ("eagc-ops", *PACKAGES)},
+        },
         "commit": _commit(),
     }
 
@@ -57,11 +62,15 @@ def _commit() -> str | None:
     here = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:
-        return subprocess.run(["git", "-C", here, *arguments], capture_output=True, text=True, check=True).stdout.strip()
+        return subprocess.run(
+            ["git", "-C", here, *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != here.parent:
             return None
-        return git("rev-parse", "--short=12", "HEAD") + ("+" if git("status", "--porcelain", "--untracked-files=no") else "")
+        return git("rev-parse", "--short=12", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
     except (OSError, subprocess.CalledProcessError):
         return None

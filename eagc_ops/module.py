@@ -62,11 +62,18 @@ class EAGC(nn.Module):
     ):
         super().__init__()
         if not isinstance(subspace, Subspace):
-            raise TypeError(f"subspace must be a Subspace, got {type(subspace).__name__}; Subspace.conceptor(features) fits one")
+            raise TypeError(
+                f"subspace must be a Subspace, got {type(subspace).__name__}; Subspace.conceptor(features) fits one"
+            )
         check_options(lambda_a, lambda_p, anchor, tau)
-        if energy_momentum is not None and not (isinstance(energy_momentum, (int, float)) and 0 <= energy_momentum < 1):
+        if energy_momentum is not None and not (
+            isinstance(energy_momentum, (int, float)) and 0 <= energy_momentum < 1
+        ):
             raise ValueError(f"energy_momentum={energy_momentum} must be None or a number in [0, 1)")
-        for name, value, known in (("impl", impl, kernels.IMPLEMENTATIONS), ("precision", precision, kernels.PRECISIONS)):
+        for name, value, known in (
+            ("impl", impl, kernels.IMPLEMENTATIONS),
+            ("precision", precision, kernels.PRECISIONS),
+        ):
             if value not in known:
                 raise ValueError(f"{name}={value!r} is none of {known}")
         self.lambda_a, self.lambda_p, self.anchor, self.tau = float(lambda_a), float(lambda_p), anchor, tau
@@ -82,7 +89,12 @@ class EAGC(nn.Module):
             self._register_recorder()
 
     def forward(
-        self, z: Tensor, z_ref: Tensor | None, mask: Tensor, loss_scale: Tensor | float | None = None, return_token: bool = False
+        self,
+        z: Tensor,
+        z_ref: Tensor | None,
+        mask: Tensor,
+        loss_scale: Tensor | float | None = None,
+        return_token: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """z unchanged; see `eagc_op`. Two backward passes through one call add the anchor twice, as two losses would."""
         check_inputs(z, z_ref, mask)
@@ -93,9 +105,13 @@ class EAGC(nn.Module):
         # Nothing here depends on values, which differ between ranks: a rank alone in a collective would wait for ever.
         counted = self.process_group is not None and anchored and z.requires_grad and torch.is_grad_enabled()
         if momentum is not None or counted:
-            energy_ref, count = observe(z, mask, self.matrix, energy_ref, momentum, self.process_group, self.impl, self.precision)
+            energy_ref, count = observe(
+                z, mask, self.matrix, energy_ref, momentum, self.process_group, self.impl, self.precision
+            )
         elif self.energy_momentum is not None:
-            energy_ref = energy_ref.clone()  # the value of this forward: a later one may move the buffer before this one's backward
+            energy_ref = (
+                energy_ref.clone()
+            )  # the value of this forward: a later one may move the buffer before this one's backward
         return apply(
             z, z_ref, mask, self.matrix, energy_ref, count, loss_scale, return_token,
             lambda_a=self.lambda_a, lambda_p=self.lambda_p, anchor=self.anchor, tau=self.tau,
@@ -112,7 +128,9 @@ class EAGC(nn.Module):
         if kernels.provider(self.impl, self.matrix.device, dtype, self.precision) == "triton":
             from eagc_ops.kernels import launch
 
-            launch.warmup(rows, dtype, self.matrix, anchor=self.anchor, tau=self.tau, precision=self.precision)
+            launch.warmup(
+                rows, dtype, self.matrix, anchor=self.anchor, tau=self.tau, precision=self.precision
+            )
 
     def extra_repr(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
@@ -129,15 +147,24 @@ class EAGC(nn.Module):
     def set_extra_state(self, state: Tensor) -> None:
         saved = json.loads(bytes(state.tolist()))
         mine = self._settings()
-        differing = [f"{name}: saved {saved.get(name)!r}, here {mine[name]!r}" for name in mine if saved.get(name) != mine[name]]
+        differing = [
+            f"{name}: saved {saved.get(name)!r}, here {mine[name]!r}"
+            for name in mine
+            if saved.get(name) != mine[name]
+        ]
         if differing:
-            raise ValueError(f"the state was saved by an EAGC of other settings ({'; '.join(differing)}): build it with the saved ones")
+            raise ValueError(
+                f"the state was saved by an EAGC of other settings ({'; '.join(differing)}): build it with the saved ones"
+            )
 
     def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
         if f"{prefix}_extra_state" in state_dict:  # refused before a buffer is touched
             self.set_extra_state(state_dict[f"{prefix}_extra_state"])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.matrix, self.energy_ref = self.matrix.float(), self.energy_ref.float()  # load_state_dict(assign=True) brings its own dtype
+        self.matrix, self.energy_ref = (
+            self.matrix.float(),
+            self.energy_ref.float(),
+        )  # load_state_dict(assign=True) brings its own dtype
 
     def _apply(self, fn, recurse=True):
         # A half conceptor would change energies in the third digit: casts are not followed, moves are.
@@ -154,7 +181,9 @@ class EAGC(nn.Module):
         recorders[self.recorder] = self
 
     def __deepcopy__(self, memo: dict) -> EAGC:
-        memo[id(self.process_group)] = self.process_group  # a handle: copies of the module talk to the same ranks
+        memo[id(self.process_group)] = (
+            self.process_group
+        )  # a handle: copies of the module talk to the same ranks
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(self.__dict__, memo))
@@ -162,7 +191,9 @@ class EAGC(nn.Module):
 
     def __getstate__(self) -> dict:
         if self.process_group is not None:
-            raise TypeError("an EAGC with a process group cannot be pickled, a group belongs to its process: save state_dict() instead")
+            raise TypeError(
+                "an EAGC with a process group cannot be pickled, a group belongs to its process: save state_dict() instead"
+            )
         return self.__dict__
 
     def __setstate__(self, state: dict) -> None:

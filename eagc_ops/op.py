@@ -72,7 +72,9 @@ def eagc_op(
     check_inputs(z, z_ref, mask)
     if subspace is None:
         if z_ref is None:
-            raise ValueError("subspace and z_ref are both None: give Subspace.conceptor(labelled_features), or z_ref to estimate one from")
+            raise ValueError(
+                "subspace and z_ref are both None: give Subspace.conceptor(labelled_features), or z_ref to estimate one from"
+            )
         _warn_batch_subspace()
         matrix, estimated = estimate_from_batch(z_ref.reshape(-1, z_ref.shape[-1]), mask.reshape(-1))
     else:
@@ -85,8 +87,14 @@ def eagc_op(
         energy_ref = estimated
     else:
         _check_scalar("energy_ref", energy_ref, z)
-        given = isinstance(energy_ref, Tensor)  # a copy: the value of this forward, whatever becomes of the tensor before backward
-        energy_ref = energy_ref.detach().clone() if given else torch.full((), energy_ref, dtype=torch.float32, device=z.device)
+        given = isinstance(
+            energy_ref, Tensor
+        )  # a copy: the value of this forward, whatever becomes of the tensor before backward
+        energy_ref = (
+            energy_ref.detach().clone()
+            if given
+            else torch.full((), energy_ref, dtype=torch.float32, device=z.device)
+        )
     check_call(z, matrix, loss_scale, return_token, impl, precision)
     return apply(
         z, z_ref, mask, matrix, energy_ref, None, loss_scale, return_token,
@@ -163,7 +171,9 @@ def remember(ctx, inputs: tuple) -> None:
     ctx.save_for_backward(z, z_ref, mask)
     ctx.set_materialize_grads(False)
     # Traced, or run again inside a backward (reentrant checkpointing): there torch hands a zero, not None, to a token that reached no loss.
-    ctx.none_is_zero = ctx.return_token and (torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1)
+    ctx.none_is_zero = ctx.return_token and (
+        torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
+    )
 
 
 class Coordinate(torch.autograd.Function):
@@ -191,10 +201,19 @@ class Coordinate(torch.autograd.Function):
             # Elsewhere a zero is what the user asked for (a loss term of weight 0), and nothing is spent on looking.
             scale = torch.where((scale == 0) & (grad_z != 0).any(), torch.nan, scale)
         with torch.no_grad():
-            rows = as_rows(grad_z), as_rows(z), z_ref if z_ref is None else as_rows(z_ref), mask if mask.ndim == 1 else mask.reshape(-1)
-            out = route(coordinate_op, grad_z)(*rows, ctx.matrix, ctx.energy_ref, scale, ctx.count, *ctx.options)
+            rows = (
+                as_rows(grad_z),
+                as_rows(z),
+                z_ref if z_ref is None else as_rows(z_ref),
+                mask if mask.ndim == 1 else mask.reshape(-1),
+            )
+            out = route(coordinate_op, grad_z)(
+                *rows, ctx.matrix, ctx.energy_ref, scale, ctx.count, *ctx.options
+            )
             out = out if z.ndim == 2 else out.view(z.shape)
-        if torch.is_grad_enabled():  # create_graph=True: a later second derivative must not pass by in silence
+        if (
+            torch.is_grad_enabled()
+        ):  # create_graph=True: a later second derivative must not pass by in silence
             out = NoSecondDerivative.apply(out, grad_z, z)
         return out, *(None,) * 14
 
@@ -212,7 +231,9 @@ class TransformedCoordinate(Coordinate):
 
     @staticmethod
     def vmap(info, in_dims, *args):
-        raise NotImplementedError("eagc_op has no vmap rule (its mean runs over all rows): fold the mapped dimension into the rows of z")
+        raise NotImplementedError(
+            "eagc_op has no vmap rule (its mean runs over all rows): fold the mapped dimension into the rows of z"
+        )
 
 
 class NoSecondDerivative(torch.autograd.Function):
@@ -228,7 +249,9 @@ class NoSecondDerivative(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, grad):
-        raise NotImplementedError("eagc_op edits the gradient, which is then no function's derivative: it has no second derivative")
+        raise NotImplementedError(
+            "eagc_op edits the gradient, which is then no function's derivative: it has no second derivative"
+        )
 
 
 # Library.define and Library.impl instead of @custom_op: the same opaque op with five Python frames fewer at every call.
@@ -244,9 +267,32 @@ library.define(
 
 
 @torch.library.impl(library, "coordinate", "CompositeExplicitAutograd")
-def coordinate_eagerly(g, z, z_ref, mask, matrix, energy_ref, scale, count, lambda_a, lambda_p, anchor, tau, impl, precision, recorder):
+def coordinate_eagerly(
+    g,
+    z,
+    z_ref,
+    mask,
+    matrix,
+    energy_ref,
+    scale,
+    count,
+    lambda_a,
+    lambda_p,
+    anchor,
+    tau,
+    impl,
+    precision,
+    recorder,
+):
     """The gradient in g's dtype, contiguous; rows (B, D). Writes energy ratio and tau into the recording module, if there is one."""
-    options = {"lambda_a": lambda_a, "lambda_p": lambda_p, "anchor": anchor, "tau": tau, "scale": scale, "count": count}
+    options = {
+        "lambda_a": lambda_a,
+        "lambda_p": lambda_p,
+        "anchor": anchor,
+        "tau": tau,
+        "scale": scale,
+        "count": count,
+    }
     module = recorders.get(recorder)
     options |= {"impl": impl, "precision": precision, "record": module is not None}
     out, energy, weight = kernels.coordinate(g, z, z_ref, mask, matrix, energy_ref, **options)
@@ -269,17 +315,21 @@ def observe_eagerly(z, mask, matrix, energy_ref, momentum, group, impl, precisio
     if not group:
         if not update:
             return energy_ref.clone(), z.new_empty(0)
-        _, used = kernels.labelled_energy(z, mask, matrix, energy_ref, momentum=momentum, impl=impl, precision=precision)
+        _, used = kernels.labelled_energy(
+            z, mask, matrix, energy_ref, momentum=momentum, impl=impl, precision=precision
+        )
         return used, z.new_empty(0)
     if update:
-        sums, _ = kernels.labelled_energy(z, mask, matrix, energy_ref, momentum=1.0, impl=impl, precision=precision, update=False)
+        sums, _ = kernels.labelled_energy(
+            z, mask, matrix, energy_ref, momentum=1.0, impl=impl, precision=precision, update=False
+        )
     else:
         sums = torch.stack([energy_ref.new_zeros(()), mask.sum().to(energy_ref.dtype)])
     ranks = dist.distributed_c10d._resolve_process_group(group)
     sums = sums.to(torch.float32)  # one type on every rank, also where a rank's batch is empty
     dist.all_reduce(sums, group=ranks)
     if update:
-        energy_ref.copy_(kernels.reference.updated_energy_ref(energy_ref.to(sums.dtype), sums, momentum))
+        energy_ref.copy_(kernels.formulas.updated_energy_ref(energy_ref.to(sums.dtype), sums, momentum))
     return energy_ref.clone(), (sums[1].clamp_min(1) / ranks.size()).to(torch.float32)
 
 
@@ -295,7 +345,9 @@ EAGERLY = {coordinate_op: coordinate_eagerly, observe_op: observe_eagerly}
 
 def route(op: torch._ops.OpOverload, x: Tensor) -> Callable:
     """The op for whoever traces or intercepts it (torch.compile, fake tensors, dispatch modes); else its body, without the detour."""
-    traced = torch.compiler.is_compiling() or type(x) is not Tensor or torch._C._len_torch_dispatch_stack() > 0
+    traced = (
+        torch.compiler.is_compiling() or type(x) is not Tensor or torch._C._len_torch_dispatch_stack() > 0
+    )
     return op if traced or torch._C._are_functorch_transforms_active() else EAGERLY[op]
 
 
@@ -324,16 +376,24 @@ def check_inputs(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
         if x is None and name == "z_ref":
             continue
         if not isinstance(x, Tensor):
-            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}: make it one with torch.as_tensor")
+            raise TypeError(
+                f"{name} must be a tensor, got {type(x).__name__}: make it one with torch.as_tensor"
+            )
         if type(x).__name__ == "DTensor":
-            raise TypeError(f"{name} is a DTensor: pass the local rows ({name}.to_local()), and EAGC(process_group=...) the ranks")
+            raise TypeError(
+                f"{name} is a DTensor: pass the local rows ({name}.to_local()), and EAGC(process_group=...) the ranks"
+            )
         if x.device != z.device:
             raise ValueError(f"{name} is on {x.device} but z on {z.device}: move it with {name}.to(z.device)")
         if not torch.compiler.is_compiling() and name != "z" and x.is_inference() and not z.is_inference():
-            raise ValueError(f"{name} was made under torch.inference_mode() and cannot be kept for backward: use torch.no_grad() instead")
+            raise ValueError(
+                f"{name} was made under torch.inference_mode() and cannot be kept for backward: use torch.no_grad() instead"
+            )
     if z.ndim < 1 or not z.is_floating_point() or z.element_size() < 2:
         found = f"{tuple(z.shape)} {z.dtype}"
-        raise ValueError(f"z must be a floating tensor (..., D) of 16 bits or more, got {found}: pass features as fp32, bf16, fp16 or fp64")
+        raise ValueError(
+            f"z must be a floating tensor (..., D) of 16 bits or more, got {found}: pass features as fp32, bf16, fp16 or fp64"
+        )
     if z.shape[-1] == 0:
         raise ValueError(f"z has shape {tuple(z.shape)}, D=0: pass features (..., D) with D >= 1")
     if mask.dtype != torch.bool:
@@ -343,7 +403,9 @@ def check_inputs(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
         hint = ""
         if mask.numel() * 2 == rows.numel():
             hint = "; it has half the rows: with two views per image stacked view after view, pass mask.repeat(2)"
-        raise ValueError(f"mask has shape {tuple(mask.shape)}, z has rows {tuple(rows)}: pass one value for each row of z{hint}")
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)}, z has rows {tuple(rows)}: pass one value for each row of z{hint}"
+        )
     if z_ref is None:
         return
     if z_ref.shape != z.shape:
@@ -351,17 +413,32 @@ def check_inputs(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
             f"z_ref has shape {tuple(z_ref.shape)}, z has {tuple(z.shape)}: they must be equal (unlabelled rows may hold anything)"
         )
     if not z_ref.is_floating_point():
-        raise TypeError(f"z_ref is {z_ref.dtype}, it must be floating: pass the reference model's features, or z_ref.float()")
+        raise TypeError(
+            f"z_ref is {z_ref.dtype}, it must be floating: pass the reference model's features, or z_ref.float()"
+        )
     if z_ref.requires_grad:
-        raise ValueError("z_ref requires grad, but is a constant of the operator: compute it under torch.no_grad(), or pass z_ref.detach()")
+        raise ValueError(
+            "z_ref requires grad, but is a constant of the operator: compute it under torch.no_grad(), or pass z_ref.detach()"
+        )
 
 
-def check_call(z: Tensor, matrix: Tensor, loss_scale: Tensor | float | None, return_token: bool, impl: str, precision: str) -> None:
+def check_call(
+    z: Tensor,
+    matrix: Tensor,
+    loss_scale: Tensor | float | None,
+    return_token: bool,
+    impl: str,
+    precision: str,
+) -> None:
     """What must hold before anything runs, the update of a running energy reference included."""
     if matrix.shape[0] != z.shape[-1]:
-        raise ValueError(f"z has D={z.shape[-1]} but the subspace has D={matrix.shape[0]}: fit it to features of the same layer")
+        raise ValueError(
+            f"z has D={z.shape[-1]} but the subspace has D={matrix.shape[0]}: fit it to features of the same layer"
+        )
     if matrix.device != z.device:
-        raise ValueError(f"z is on {z.device} but the subspace on {matrix.device}: move it there (subspace.to(...), or module.to(...))")
+        raise ValueError(
+            f"z is on {z.device} but the subspace on {matrix.device}: move it there (subspace.to(...), or module.to(...))"
+        )
     if return_token and loss_scale is not None:
         raise ValueError("loss_scale and return_token=True both set the scale of the anchor: use one of them")
     if loss_scale is not None:
@@ -373,7 +450,9 @@ def check_call(z: Tensor, matrix: Tensor, loss_scale: Tensor | float | None, ret
 def _check_scalar(name: str, value: Tensor | float, z: Tensor) -> None:
     if not isinstance(value, Tensor):
         if not (isinstance(value, (int, float)) and 0 <= value < float("inf")):
-            raise ValueError(f"{name}={value!r} must be a finite number >= 0, or a 0-d floating tensor on {z.device}")
+            raise ValueError(
+                f"{name}={value!r} must be a finite number >= 0, or a 0-d floating tensor on {z.device}"
+            )
         return
     if value.ndim != 0 or not value.is_floating_point() or value.device != z.device:
         found = f"{tuple(value.shape)} {value.dtype} on {value.device}"

@@ -9,7 +9,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from eagc_ops.kernels import reference
+from eagc_ops.kernels import formulas
 
 APERTURE = 2.0  # the paper's value for every dataset
 ROWS_AT_ONCE = 4096  # bounds the widened copy of the features while their moments are summed
@@ -36,7 +36,9 @@ class Subspace:
         _check_matrix(matrix)
         one = energy_ref.ndim == 0 if isinstance(energy_ref, Tensor) else isinstance(energy_ref, Real)
         if not one or not 0 < energy_ref <= 1 + 1e-6:
-            raise ValueError(f"energy_ref={energy_ref!r} must be one number in (0, 1]: the mean energy ratio of labelled features")
+            raise ValueError(
+                f"energy_ref={energy_ref!r} must be one number in (0, 1]: the mean energy ratio of labelled features"
+            )
         self.matrix = matrix.detach().to(torch.float32, copy=True).contiguous()
         self.energy_ref = torch.as_tensor(energy_ref).detach().to(matrix.device, torch.float32, copy=True)
 
@@ -61,14 +63,19 @@ class Subspace:
         """
         aperture = _check_aperture(aperture)
         _check_dtype(dtype)
-        if isinstance(features, Tensor) and process_group is None and features.ndim == 2 and 0 < features.shape[0] < features.shape[1]:
+        if (
+            isinstance(features, Tensor)
+            and process_group is None
+            and features.ndim == 2
+            and 0 < features.shape[0] < features.shape[1]
+        ):
             _check_features(features)
             wide = features.detach().to(dtype)
             if not torch.isfinite(wide).all():
                 raise ValueError(_NON_FINITE)
             with torch.autocast(wide.device.type, enabled=False):
                 matrix = solve_woodbury(wide, wide.shape[0], aperture)
-                energy_ref = reference.energy_ratio(wide, matrix).mean()
+                energy_ref = formulas.energy_ratio(wide, matrix).mean()
         else:
             correlation, directions = _moments(features, dtype, process_group)
             matrix = solve_conceptor(correlation, aperture)
@@ -119,16 +126,24 @@ class Subspace:
         """Energy ratio of each row: z (..., D) -> (...), in fp32 or wider."""
         if not isinstance(z, Tensor) or not z.is_floating_point() or z.ndim == 0 or z.shape[-1] != self.dim:
             found = f"got {_describe(z)}: pass features of the layer it was fitted to"
-            raise ValueError(f"z must be a floating tensor (..., {self.dim}), the dimension of the subspace; {found}")
+            raise ValueError(
+                f"z must be a floating tensor (..., {self.dim}), the dimension of the subspace; {found}"
+            )
         if z.device != self.device:
-            raise ValueError(f"z is on {z.device} but the subspace on {self.device}: move it with subspace.to(z.device)")
+            raise ValueError(
+                f"z is on {z.device} but the subspace on {self.device}: move it with subspace.to(z.device)"
+            )
         wide = torch.promote_types(z.dtype, torch.float32)
         with torch.autocast(z.device.type, enabled=False):
-            return reference.energy_ratio(z.to(wide), self.matrix.to(wide))
+            return formulas.energy_ratio(z.to(wide), self.matrix.to(wide))
 
     def to(self, device: torch.device | str) -> Subspace:
         """The subspace on another device; itself when it is there already."""
-        return self if self.device == torch.device(device) else type(self)._fitted(self.matrix.to(device), self.energy_ref.to(device))
+        return (
+            self
+            if self.device == torch.device(device)
+            else type(self)._fitted(self.matrix.to(device), self.energy_ref.to(device))
+        )
 
     def __repr__(self) -> str:
         # The trace of a conceptor is its soft rank: how many directions it captures, counted by how much it captures them.
@@ -145,7 +160,9 @@ def solve_conceptor(correlation: Tensor, aperture: float) -> Tensor:
     """
     ridge = aperture**-2
     identity = torch.eye(correlation.shape[0], dtype=correlation.dtype, device=correlation.device)
-    factor = torch.linalg.cholesky_ex(correlation + ridge * identity).L  # _ex: does not make the host wait for a verdict
+    factor = torch.linalg.cholesky_ex(
+        correlation + ridge * identity
+    ).L  # _ex: does not make the host wait for a verdict
     return identity - ridge * torch.cholesky_inverse(factor)
 
 
@@ -165,11 +182,15 @@ def estimate_from_batch(z_ref: Tensor, mask: Tensor, aperture: float = APERTURE)
         matrix = solve_woodbury(features, count, aperture)
     else:
         matrix = solve_conceptor(features.T @ features / count, aperture)
-    energy_ref = reference.energy_ratio(features, matrix).sum() / count  # rows that are not labelled are zero here: energy 0
+    energy_ref = (
+        formulas.energy_ratio(features, matrix).sum() / count
+    )  # rows that are not labelled are zero here: energy 0
     return matrix.to(torch.float32), energy_ref.to(torch.float32)
 
 
-def _moments(features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_group: dist.ProcessGroup | None) -> tuple[Tensor, Tensor]:
+def _moments(
+    features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_group: dist.ProcessGroup | None
+) -> tuple[Tensor, Tensor]:
     """R = mean of z z^T and M = mean of z z^T / |z|^2, both (D, D). The mean energy ratio is trace(S M), so one pass suffices."""
     sums: Tensor | None = None
     count = 0
@@ -180,7 +201,7 @@ def _moments(features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_gr
         elif sums.shape[1] != wide.shape[1]:
             found = f"a batch of dimension {wide.shape[1]} after one of dimension {sums.shape[1]}"
             raise ValueError(f"features: {found}: give all batches from one layer of one model")
-        unit = wide / wide.square().sum(1, keepdim=True).clamp_min(reference.NORM_FLOOR)
+        unit = wide / wide.square().sum(1, keepdim=True).clamp_min(formulas.NORM_FLOOR)
         with torch.autocast(wide.device.type, enabled=False):
             sums[0].addmm_(wide.T, wide)
             sums[1].addmm_(unit.T, wide)
@@ -192,14 +213,18 @@ def _moments(features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_gr
         dist.all_reduce(sums, group=process_group)
         dist.all_reduce(total, group=process_group)
         if total == 0:
-            raise ValueError("features holds no row on any rank: a subspace needs labelled features to be fitted to")
+            raise ValueError(
+                "features holds no row on any rank: a subspace needs labelled features to be fitted to"
+            )
     if not torch.isfinite(sums).all():
         raise ValueError(_NON_FINITE)
     sums = (sums + sums.mT) / (2 * total)  # rounding may differ across the diagonal
     return sums[0], sums[1]
 
 
-_NON_FINITE = "features holds NaN or infinite values; drop those rows, or check the reference model that made them"
+_NON_FINITE = (
+    "features holds NaN or infinite values; drop those rows, or check the reference model that made them"
+)
 
 
 def _batches(features: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
@@ -208,15 +233,24 @@ def _batches(features: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
         yield from features.split(ROWS_AT_ONCE)
         return
     if not isinstance(features, Iterable):
-        raise TypeError(f"features must be a tensor (N, D) or an iterable of such batches, got {type(features).__name__}")
+        raise TypeError(
+            f"features must be a tensor (N, D) or an iterable of such batches, got {type(features).__name__}"
+        )
     for batch in features:
         _check_features(batch)
         yield batch
 
 
 def _check_features(features: Tensor) -> None:
-    if not isinstance(features, Tensor) or features.ndim != 2 or not features.is_floating_point() or features.shape[1] == 0:
-        raise ValueError(f"features must be a floating tensor (N, D) or an iterable of such batches, got {_describe(features)}")
+    if (
+        not isinstance(features, Tensor)
+        or features.ndim != 2
+        or not features.is_floating_point()
+        or features.shape[1] == 0
+    ):
+        raise ValueError(
+            f"features must be a floating tensor (N, D) or an iterable of such batches, got {_describe(features)}"
+        )
 
 
 def _check_aperture(aperture: float) -> float:
@@ -233,16 +267,24 @@ def _check_matrix(matrix: Tensor) -> None:
         or not matrix.is_floating_point()
         or not len(matrix)
     ):
-        raise ValueError(f"matrix must be a floating tensor (D, D), got {_describe(matrix)}; Subspace.conceptor(features) makes one")
+        raise ValueError(
+            f"matrix must be a floating tensor (D, D), got {_describe(matrix)}; Subspace.conceptor(features) makes one"
+        )
     wide = matrix.detach().to(torch.float64)
     if not torch.isfinite(wide).all():
-        raise ValueError("matrix holds NaN or infinite values; Subspace.conceptor(features) makes a valid one, and refuses such features")
+        raise ValueError(
+            "matrix holds NaN or infinite values; Subspace.conceptor(features) makes a valid one, and refuses such features"
+        )
     asymmetry = (wide - wide.T).abs().max()
     if asymmetry > 1e-6:
-        raise ValueError(f"matrix must be symmetric; it differs from its transpose by up to {asymmetry:.1e}: pass (matrix + matrix.T) / 2")
+        raise ValueError(
+            f"matrix must be symmetric; it differs from its transpose by up to {asymmetry:.1e}: pass (matrix + matrix.T) / 2"
+        )
     side = _outside(wide)
     if side:
-        raise ValueError(f"matrix must have its eigenvalues in [0, 1], but has one {side}; Subspace.conceptor makes a valid one")
+        raise ValueError(
+            f"matrix must have its eigenvalues in [0, 1], but has one {side}; Subspace.conceptor makes a valid one"
+        )
 
 
 def _outside(wide: Tensor) -> str | None:

@@ -17,7 +17,7 @@ import importlib.util
 import torch
 from torch import Tensor
 
-from . import reference, torch_path
+from . import formulas, torch_path
 from .tiles import architecture
 
 IMPLEMENTATIONS = ("auto", "triton", "torch", "reference")
@@ -52,7 +52,9 @@ def provider(impl: str, device: torch.device, dtype: torch.dtype, precision: str
                 f'precision={precision!r} is for the Triton kernel on NVIDIA GPUs, not for impl="{impl}"; use precision="auto"'
             )
         if dtype != torch.float32:
-            raise ValueError(f'precision={precision!r} is for float32 inputs, z is {dtype}; use precision="auto" or "high"')
+            raise ValueError(
+                f'precision={precision!r} is for float32 inputs, z is {dtype}; use precision="auto" or "high"'
+            )
     return impl
 
 
@@ -73,7 +75,11 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     if torch.version.hip:
         # The kernel waits for its stores by vmcnt. From gfx10 on that counts loads only, and the last program might read what is not there.
         arch = architecture(device)
-        return None if arch.startswith("gfx9") else f"the kernel's memory fence is written for CDNA (gfx9...), the GPU is {arch}"
+        return (
+            None
+            if arch.startswith("gfx9")
+            else f"the kernel's memory fence is written for CDNA (gfx9...), the GPU is {arch}"
+        )
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than sm_80"
     return None
@@ -92,7 +98,7 @@ def coordinate(
     record: bool = True,
     **options,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """The coordinated gradient in g's dtype, and energy ratio and tau per row (NaN on labelled rows). Options as `reference.coordinate`.
+    """The coordinated gradient in g's dtype, and energy ratio and tau per row (NaN on labelled rows). Options as `formulas.coordinate`.
 
     Without `record` a provider may leave out the last two.
     """
@@ -105,16 +111,28 @@ def coordinate(
         if name == "triton":
             for key in ("scale", "count"):
                 options[key] = None if options.get(key) is None else options[key].to(torch.float32)
-            return _launch().coordinate(g, z, z_ref, mask, matrix, energy_ref.to(torch.float32), precision=precision, **options)
+            return _launch().coordinate(
+                g, z, z_ref, mask, matrix, energy_ref.to(torch.float32), precision=precision, **options
+            )
         if name == "torch":
             return torch_path.coordinate(g, z, z_ref, mask, matrix, energy_ref, record=record, **options)
         wide = [x if x is None else x.double() for x in (g, z, z_ref)]
-        out, energy, weight = reference.coordinate(*wide, mask, matrix.double(), energy_ref.double(), **options)
+        out, energy, weight = formulas.coordinate(
+            *wide, mask, matrix.double(), energy_ref.double(), **options
+        )
         return out.to(g.dtype), energy.masked_fill(mask, torch.nan), weight.masked_fill(mask, torch.nan)
 
 
 def labelled_energy(
-    z: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor, *, momentum: float, impl: str, precision: str = "auto", update: bool = True
+    z: Tensor,
+    mask: Tensor,
+    matrix: Tensor,
+    energy_ref: Tensor,
+    *,
+    momentum: float,
+    impl: str,
+    precision: str = "auto",
+    update: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """(sum of E over labelled rows, their number), and the running energy reference after this batch, written to energy_ref if `update`."""
     if z.shape[0] == 0:
@@ -122,15 +140,19 @@ def labelled_energy(
     name = provider(impl, z.device, z.dtype, precision)
     with _no_autocast(z.device.type):
         if name == "triton":
-            return _launch().labelled_energy(z, mask, matrix, energy_ref, momentum=momentum, update=update, precision=precision)
+            return _launch().labelled_energy(
+                z, mask, matrix, energy_ref, momentum=momentum, update=update, precision=precision
+            )
         if name == "torch":
             sums = torch_path.labelled_energy(z, mask, matrix)
         else:
-            sums = reference.labelled_energy(z.double(), mask, matrix.double())
+            sums = formulas.labelled_energy(z.double(), mask, matrix.double())
         if z.device.type == "cpu":
-            used = torch.full_like(energy_ref, reference.updated_number(energy_ref.item(), *sums.tolist(), momentum))
+            used = torch.full_like(
+                energy_ref, formulas.updated_number(energy_ref.item(), *sums.tolist(), momentum)
+            )
         else:
-            used = reference.updated_energy_ref(energy_ref.to(sums.dtype), sums, momentum).to(energy_ref.dtype)
+            used = formulas.updated_energy_ref(energy_ref.to(sums.dtype), sums, momentum).to(energy_ref.dtype)
         if update:
             energy_ref.copy_(used)
         return sums, used
@@ -138,7 +160,11 @@ def labelled_energy(
 
 def _no_autocast(device_type: str) -> contextlib.AbstractContextManager:
     """A backward inside an autocast block must not narrow the products. Asked first: entering torch.autocast costs time at every call."""
-    return torch.autocast(device_type, enabled=False) if torch.is_autocast_enabled(device_type) else contextlib.nullcontext()
+    return (
+        torch.autocast(device_type, enabled=False)
+        if torch.is_autocast_enabled(device_type)
+        else contextlib.nullcontext()
+    )
 
 
 @functools.cache

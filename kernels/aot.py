@@ -99,7 +99,11 @@ def cases(*, subset: bool = False) -> Iterator[Case]:
     """
     if subset:
         for arch, dtype in zip(LIMITS, ("fp32", "bf16", "fp16", "bf16", "fp32", "bf16")):
-            yield next(c for c in cases() if (c.kernel, c.arch, c.dtype) == ("coordinate", arch, dtype) and c.dim >= 768)
+            yield next(
+                c
+                for c in cases()
+                if (c.kernel, c.arch, c.dtype) == ("coordinate", arch, dtype) and c.dim >= 768
+            )
         return
     yield from dict.fromkeys(case for arch in LIMITS for case in _cases_of(arch))
 
@@ -163,7 +167,9 @@ def source(case: Case) -> ASTSource:
     """The kernel with the argument types a real launch has: aligned pointers, row strides divisible by 16 where D is, and on AMD
     pointers into less than 2 GB."""
     kernel = getattr(fused, f"{case.kernel}_kernel")
-    matrix = next(name for name, dtype in DTYPES.items() if dtype == operand_dtype(DTYPES[case.dtype], case.precision))
+    matrix = next(
+        name for name, dtype in DTYPES.items() if dtype == operand_dtype(DTYPES[case.dtype], case.precision)
+    )
     large, hip = case.rows > SCAN_LIMIT, case.arch.startswith("gfx")
     features = ("g_ptr", "z_ptr", "z_ref_ptr")
     types = {
@@ -209,8 +215,22 @@ def table(results: list[tuple[Case, Resources]]) -> str:
             "rows beyond 2 GB": case.far_rows,
         }
         dtype = ", ".join([case.dtype, *(name for name, given in options.items() if given)])
-        cells = [case.kernel, case.arch, dtype, case.precision, case.rows, case.dim, f"{tile.block_m}x{tile.block_n}x{tile.block_k}"]
-        cells += [tile.warps, tile.stages, found.registers, f"{found.spill_stores}/{found.spill_loads}", f"{found.shared / 1024:.1f}"]
+        cells = [
+            case.kernel,
+            case.arch,
+            dtype,
+            case.precision,
+            case.rows,
+            case.dim,
+            f"{tile.block_m}x{tile.block_n}x{tile.block_k}",
+        ]
+        cells += [
+            tile.warps,
+            tile.stages,
+            found.registers,
+            f"{found.spill_stores}/{found.spill_loads}",
+            f"{found.shared / 1024:.1f}",
+        ]
         cells += [found.blocks_per_sm, "; ".join(found.problems) or "ok"]
         lines.append("| " + " | ".join(map(str, cells)) + " |")
     return "\n".join(lines)
@@ -218,7 +238,9 @@ def table(results: list[tuple[Case, Resources]]) -> str:
 
 def as_record(case: Case, found: Resources) -> dict:
     """One JSON object per compilation, for results files and models of GPU time."""
-    record = {field.name: getattr(case, field.name) for field in fields(case) if field.name != "tile"} | case.tile._asdict()
+    record = {
+        field.name: getattr(case, field.name) for field in fields(case) if field.name != "tile"
+    } | case.tile._asdict()
     return record | {field.name: getattr(found, field.name) for field in fields(found)}
 
 
@@ -263,11 +285,22 @@ def _cases_of(arch: str) -> Iterator[Case]:
 def _case(kernel: str, arch: str, dtype: str, precision: str, rows: int, dim: int, **options) -> Case:
     """With the tile that a launch picks."""
     z_ref_dtype = torch.float32 if options.get("wide_ref") else None
-    return Case(kernel, arch, dtype, precision, rows, dim, pick(arch, rows, dim, DTYPES[dtype], precision, z_ref_dtype), **options)
+    return Case(
+        kernel,
+        arch,
+        dtype,
+        precision,
+        rows,
+        dim,
+        pick(arch, rows, dim, DTYPES[dtype], precision, z_ref_dtype),
+        **options,
+    )
 
 
 def _number(pattern: str, text: str) -> int:
     found = re.search(pattern, text)
     if not found:
-        raise RuntimeError(f"the compiler's report has no {pattern!r}; a newer version of it may print something else:\n{text[-2000:]}")
+        raise RuntimeError(
+            f"the compiler's report has no {pattern!r}; a newer version of it may print something else:\n{text[-2000:]}"
+        )
     return int(found.group(1))

@@ -43,7 +43,9 @@ def derived(matrix: Tensor, key: Hashable, make: Callable[[Tensor], T]) -> T:
         return make(matrix)
     kept = _derived.get(matrix)
     if kept is None or not kept.made_of(matrix):
-        kept = _derived[matrix] = _Kept(matrix._version, matrix.data_ptr(), tuple(x.clone() for x in _lines(matrix)), {})
+        kept = _derived[matrix] = _Kept(
+            matrix._version, matrix.data_ptr(), tuple(x.clone() for x in _lines(matrix)), {}
+        )
     if key not in kept.made:
         kept.made[key] = make(matrix.detach())
     return kept.made[key]
@@ -61,4 +63,8 @@ def copies_of(matrix: Tensor) -> list[Tensor]:
 
 def as_dtype(matrix: Tensor, dtype: torch.dtype) -> Tensor:
     """The matrix in another dtype; itself where it has it already."""
-    return matrix if matrix.dtype == dtype else derived(matrix, dtype, lambda matrix: matrix.to(dtype).contiguous())
+    return (
+        matrix
+        if matrix.dtype == dtype
+        else derived(matrix, dtype, lambda matrix: matrix.to(dtype).contiguous())
+    )

@@ -17,11 +17,13 @@ update of Ebar, also in one launch.
 import triton
 import triton.language as tl
 
-from . import reference
+from . import formulas
 
-NORM_FLOOR = tl.constexpr(reference.NORM_FLOOR)
-ENERGY_FLOOR = tl.constexpr(reference.ENERGY_FLOOR)
-KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)  # min and max drop NaN by default; a non-finite row has to stay visible
+NORM_FLOOR = tl.constexpr(formulas.NORM_FLOOR)
+ENERGY_FLOOR = tl.constexpr(formulas.ENERGY_FLOOR)
+KEEP_NAN = tl.constexpr(
+    tl.PropagateNan.ALL
+)  # min and max drop NaN by default; a non-finite row has to stay visible
 
 
 @triton.jit
@@ -32,7 +34,16 @@ def _wanted(mask_ptr, row, rows, LABELLED: tl.constexpr):
 
 
 @triton.jit
-def _group_of_rows(mask_ptr, order_ptr, unlabelled_ptr, rows, group, LABELLED: tl.constexpr, BLOCK_M: tl.constexpr, CHUNKS: tl.constexpr):
+def _group_of_rows(
+    mask_ptr,
+    order_ptr,
+    unlabelled_ptr,
+    rows,
+    group,
+    LABELLED: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    CHUNKS: tl.constexpr,
+):
     """Indices of the `group`-th BLOCK_M rows among the labelled (or unlabelled) ones, -1 past the end, and how many there are."""
     rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
     if order_ptr is not None:
@@ -89,7 +100,9 @@ def _arrive(counter_ptr, AMD: tl.constexpr):
         # One wave's release covers only its own stores there, and the barrier waits for LDS only (read in the assembly): so
         # every wave first waits until its stores have arrived.
         lane = tl.arange(0, 256)
-        tl.inline_asm_elementwise("s_waitcnt vmcnt(0)\nv_mov_b32 $0, $1", "=v,v", [lane], dtype=tl.int32, is_pure=False, pack=1)
+        tl.inline_asm_elementwise(
+            "s_waitcnt vmcnt(0)\nv_mov_b32 $0, $1", "=v,v", [lane], dtype=tl.int32, is_pure=False, pack=1
+        )
     tl.debug_barrier()  # every thread's stores come before the one thread's release
     earlier = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
@@ -133,9 +146,13 @@ def coordinate_kernel(
 ):
     column_block = tl.program_id(0)
     group = tl.program_id(1)
-    column_blocks = tl.num_programs(0)  # not a constant: a loop to a known bound is unrolled, and costs registers
+    column_blocks = tl.num_programs(
+        0
+    )  # not a constant: a loop to a known bound is unrolled, and costs registers
     EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
-    index, unlabelled = _group_of_rows(mask_ptr, order_ptr, unlabelled_ptr, rows, group, False, BLOCK_M, CHUNKS)
+    index, unlabelled = _group_of_rows(
+        mask_ptr, order_ptr, unlabelled_ptr, rows, group, False, BLOCK_M, CHUNKS
+    )
     cols = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
     m_cols = cols < D
 
@@ -149,10 +166,14 @@ def coordinate_kernel(
         if scale_ptr is not None:
             step *= tl.load(scale_ptr)
         if MEAN:
-            labelled = tl.maximum(rows - unlabelled, 1).to(tl.float32) if count_ptr is None else tl.load(count_ptr)
+            labelled = (
+                tl.maximum(rows - unlabelled, 1).to(tl.float32) if count_ptr is None else tl.load(count_ptr)
+            )
             step /= labelled * D
         l_z = tl.load(z_ptr + row[:, None] * z_stride + cols[None, :], mask=m_tile, other=0.0).to(tl.float32)
-        l_ref = tl.load(z_ref_ptr + row[:, None] * z_ref_stride + cols[None, :], mask=m_tile, other=0.0).to(tl.float32)
+        l_ref = tl.load(z_ref_ptr + row[:, None] * z_ref_stride + cols[None, :], mask=m_tile, other=0.0).to(
+            tl.float32
+        )
         l_out += step * (l_z - l_ref)
     tl.store(out_ptr + row[:, None] * D + cols[None, :], l_out.to(out_ptr.dtype.element_ty), mask=m_tile)
     if column_block == 0:
@@ -162,7 +183,9 @@ def coordinate_kernel(
     # Unlabelled rows: the projection.
     if group * BLOCK_M < unlabelled:
         valid = index >= 0
-        safe = tl.where(valid, index, 0).to(tl.int64)  # rows past the end repeat row 0 and are never stored: no mask in the loop
+        safe = tl.where(valid, index, 0).to(
+            tl.int64
+        )  # rows past the end repeat row 0 and are never stored: no mask in the loop
         rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
         m_block = valid[:, None] & m_cols[None, :]
         a_gs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -185,14 +208,20 @@ def coordinate_kernel(
                 a_zs = tl.dot(b_z.to(DOT), b_s, a_zs, input_precision=PRECISION)
 
         if UNIFORM:  # tau = 1 needs no energy, so no program waits for another
-            b_g = tl.load(g_ptr + safe[:, None] * g_stride + cols[None, :], mask=m_block, other=0.0).to(tl.float32)
+            b_g = tl.load(g_ptr + safe[:, None] * g_stride + cols[None, :], mask=m_block, other=0.0).to(
+                tl.float32
+            )
             b_out = b_g - lambda_p * a_gs
-            tl.store(out_ptr + safe[:, None] * D + cols[None, :], b_out.to(out_ptr.dtype.element_ty), mask=m_block)
+            tl.store(
+                out_ptr + safe[:, None] * D + cols[None, :], b_out.to(out_ptr.dtype.element_ty), mask=m_block
+            )
             if column_block == 0:
                 tl.store(energy_ptr + safe, float("nan"), mask=valid)
                 tl.store(tau_ptr + safe, 1.0, mask=valid)
         else:
-            b_z = tl.load(z_ptr + safe[:, None] * z_stride + cols[None, :], mask=m_block, other=0.0).to(tl.float32)
+            b_z = tl.load(z_ptr + safe[:, None] * z_stride + cols[None, :], mask=m_block, other=0.0).to(
+                tl.float32
+            )
             _store_energy_shares(partial_ptr, b_z, a_zs, rank, valid, rows, column_block)
             tl.store(product_ptr + safe[:, None] * D + cols[None, :], a_gs, mask=m_block)
             if _arrive(arrivals_ptr + group, AMD) == column_blocks - 1:
@@ -202,10 +231,21 @@ def coordinate_kernel(
                 for block in range(0, column_blocks):
                     every = block * BLOCK_N + tl.arange(0, BLOCK_N)
                     m_every = valid[:, None] & (every < D)[None, :]
-                    b_gs = tl.load(product_ptr + safe[:, None] * D + every[None, :], mask=m_every, other=0.0, cache_modifier=".cg")
-                    b_g = tl.load(g_ptr + safe[:, None] * g_stride + every[None, :], mask=m_every, other=0.0).to(tl.float32)
+                    b_gs = tl.load(
+                        product_ptr + safe[:, None] * D + every[None, :],
+                        mask=m_every,
+                        other=0.0,
+                        cache_modifier=".cg",
+                    )
+                    b_g = tl.load(
+                        g_ptr + safe[:, None] * g_stride + every[None, :], mask=m_every, other=0.0
+                    ).to(tl.float32)
                     b_out = b_g - weight[:, None] * b_gs
-                    tl.store(out_ptr + safe[:, None] * D + every[None, :], b_out.to(out_ptr.dtype.element_ty), mask=m_every)
+                    tl.store(
+                        out_ptr + safe[:, None] * D + every[None, :],
+                        b_out.to(out_ptr.dtype.element_ty),
+                        mask=m_every,
+                    )
                 tl.store(energy_ptr + safe, energy, mask=valid)
                 tl.store(tau_ptr + safe, tau, mask=valid)
                 tl.store(arrivals_ptr + group, 0)  # ready for the next launch without a memset
@@ -239,7 +279,9 @@ def labelled_energy_kernel(
 ):
     column_block = tl.program_id(0)
     group = tl.program_id(1)
-    column_blocks = tl.num_programs(0)  # not a constant: a loop to a known bound is unrolled, and costs registers
+    column_blocks = tl.num_programs(
+        0
+    )  # not a constant: a loop to a known bound is unrolled, and costs registers
     EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
     index, labelled = _group_of_rows(mask_ptr, order_ptr, unlabelled_ptr, rows, group, True, BLOCK_M, CHUNKS)
     cols = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -267,7 +309,9 @@ def labelled_energy_kernel(
                 b_s = tl.load(p_s, mask=m_inner[:, None] & m_cols[None, :], other=0.0)
             a_zs = tl.dot(b_z.to(DOT), b_s.to(DOT), a_zs, input_precision=PRECISION)
         m_block = valid[:, None] & m_cols[None, :]
-        b_z = tl.load(z_ptr + safe[:, None] * z_stride + cols[None, :], mask=m_block, other=0.0).to(tl.float32)
+        b_z = tl.load(z_ptr + safe[:, None] * z_stride + cols[None, :], mask=m_block, other=0.0).to(
+            tl.float32
+        )
         _store_energy_shares(partial_ptr, b_z, a_zs, rank, valid, rows, column_block)
         if _arrive(arrivals_ptr + group, AMD) == column_blocks - 1:
             energy = _energy_of_group(partial_ptr, rank, valid, rows, column_blocks)
@@ -280,7 +324,10 @@ def labelled_energy_kernel(
                 total = 0.0
                 for start in range(0, groups, BLOCK_N):
                     other = start + tl.arange(0, BLOCK_N)
-                    total += tl.sum(tl.load(group_sum_ptr + other, mask=other < groups, other=0.0, cache_modifier=".cg"), 0)
+                    total += tl.sum(
+                        tl.load(group_sum_ptr + other, mask=other < groups, other=0.0, cache_modifier=".cg"),
+                        0,
+                    )
                 tl.store(sums_ptr, total)
                 tl.store(sums_ptr + 1, labelled.to(tl.float32))
                 before = tl.load(energy_ref_ptr)

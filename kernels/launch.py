@@ -42,10 +42,16 @@ def coordinate(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """As `reference.coordinate` in one launch; energy and tau of labelled rows are NaN. Rows must be non-empty."""
     rows, dim = g.shape
-    g, z, z_ref = _with_unit_columns(g), _with_unit_columns(z), None if z_ref is None else _with_unit_columns(z_ref)
+    g, z, z_ref = (
+        _with_unit_columns(g),
+        _with_unit_columns(z),
+        None if z_ref is None else _with_unit_columns(z_ref),
+    )
     shape = _Shape(z, matrix, precision, tile, None if z_ref is None else z_ref.dtype)
     out = torch.empty((rows, dim), dtype=g.dtype, device=g.device)
-    product = out if out.dtype == torch.float32 else torch.empty((rows, dim), dtype=torch.float32, device=g.device)
+    product = (
+        out if out.dtype == torch.float32 else torch.empty((rows, dim), dtype=torch.float32, device=g.device)
+    )
     energy, weight = torch.empty((2, rows), dtype=torch.float32, device=g.device)
     order, unlabelled = _order(mask)
     with _on_device(g.device):
@@ -86,7 +92,9 @@ def labelled_energy(
     return sums, used
 
 
-def warmup(rows: int, dtype: torch.dtype, matrix: Tensor, *, anchor: str, tau: str, precision: str = "auto") -> None:
+def warmup(
+    rows: int, dtype: torch.dtype, matrix: Tensor, *, anchor: str, tau: str, precision: str = "auto"
+) -> None:
     """Compile every form of a call with this many rows ahead of a CUDA graph capture: without z_ref, with z_ref in z's dtype and, beside
     half features, in fp32; with and without scale and count.
 
@@ -99,7 +107,14 @@ def warmup(rows: int, dtype: torch.dtype, matrix: Tensor, *, anchor: str, tau: s
     for z_ref in (None, z) if dtype == torch.float32 else (None, z, z.float()):
         for scale in (None, one):
             for count in (None, one):
-                options = {"lambda_a": 1.0, "lambda_p": 1.0, "anchor": anchor, "tau": tau, "scale": scale, "count": count}
+                options = {
+                    "lambda_a": 1.0,
+                    "lambda_p": 1.0,
+                    "anchor": anchor,
+                    "tau": tau,
+                    "scale": scale,
+                    "count": count,
+                }
                 coordinate(z, z, z_ref, mask, matrix, one, precision=precision, **options)
     for update in (True, False):
         labelled_energy(z, mask, matrix, one.clone(), momentum=0.5, update=update, precision=precision)
@@ -114,7 +129,10 @@ def autotune(
     matrix, one = torch.eye(dim, device=device) * 0.5, torch.ones((), device=device)
     options = {"lambda_a": 0.7, "lambda_p": 0.5, "anchor": "mean", "tau": "energy"}
     tiles = dict.fromkeys(entry.tile(dtype) for entry in TABLE)
-    return {tile: timer(lambda tile=tile: coordinate(z, z, z, mask, matrix, one, tile=tile, **options)) for tile in tiles}
+    return {
+        tile: timer(lambda tile=tile: coordinate(z, z, z, mask, matrix, one, tile=tile, **options))
+        for tile in tiles
+    }
 
 
 def operand_dtype(dtype: torch.dtype, precision: str) -> torch.dtype:
@@ -143,14 +161,23 @@ def compile_options(tile: Tile) -> dict[str, Any]:
 class _Shape:
     """What a launch needs to know about z: tile, grid, the matrix in the type of the products, scratch for the energy shares."""
 
-    def __init__(self, z: Tensor, matrix: Tensor, precision: str, tile: Tile | None, z_ref_dtype: torch.dtype | None = None):
+    def __init__(
+        self,
+        z: Tensor,
+        matrix: Tensor,
+        precision: str,
+        tile: Tile | None,
+        z_ref_dtype: torch.dtype | None = None,
+    ):
         self.rows, self.dim = z.shape
         self.device = z.device
         operand = operand_dtype(z.dtype, precision)
         tile = tile or pick(architecture(z.device), self.rows, self.dim, z.dtype, precision, z_ref_dtype)
         self.matrix = as_dtype(matrix, operand).contiguous()
         self.grid = (triton.cdiv(self.dim, tile.block_n), triton.cdiv(self.rows, tile.block_m))
-        self.options = constants(tile, self.rows, z.dtype, precision, amd=torch.version.hip is not None) | compile_options(tile)
+        self.options = constants(
+            tile, self.rows, z.dtype, precision, amd=torch.version.hip is not None
+        ) | compile_options(tile)
         if INTERPRETED:  # it cannot multiply bf16: there every operand is widened at load, which is exact
             self.options["DOT"] = tl.float32
 

@@ -41,10 +41,20 @@ class Entry:
 
 
 # A family shares shared-memory size per SM, hence tiles: 164-228 KB (wide), 100 KB (narrow), 64 KB of LDS (cdna).
-FAMILY = {"sm_80": "wide", "sm_90": "wide", "sm_100": "wide", "sm_86": "narrow", "sm_89": "narrow", "sm_120": "narrow", "gfx942": "cdna"}
+FAMILY = {
+    "sm_80": "wide",
+    "sm_90": "wide",
+    "sm_100": "wide",
+    "sm_86": "narrow",
+    "sm_89": "narrow",
+    "sm_120": "narrow",
+    "gfx942": "cdna",
+}
 
 ANY = 1 << 31
-SCAN_LIMIT = 4096  # rows up to which every program finds its rows itself; beyond, an ordering is computed first
+SCAN_LIMIT = (
+    4096  # rows up to which every program finds its rows itself; beyond, an ordering is computed first
+)
 # Few rows: small blocks, because the number of programs, not their efficiency, limits the speed (256 rows of which half are
 # unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads all of S once.
 # The warps are those with which ptxas does not spill at the gate's D. With 4 it does in blocks of 64 x 64 up to SCAN_LIMIT rows (fp32 on
@@ -74,7 +84,14 @@ SMALL = Entry("any", ANY, ANY, 16, 32, 4, 3)
 WIDENED = Entry("any", ANY, ANY, 16, 32, 4, 4)
 
 
-def pick(arch: str, rows: int, dim: int, dtype: torch.dtype, precision: str = "auto", z_ref_dtype: torch.dtype | None = None) -> Tile:
+def pick(
+    arch: str,
+    rows: int,
+    dim: int,
+    dtype: torch.dtype,
+    precision: str = "auto",
+    z_ref_dtype: torch.dtype | None = None,
+) -> Tile:
     """The first entry of the architecture's family that covers the shape. An unknown architecture gets the tiles that ask for least.
 
     `dtype` is that of z, `z_ref_dtype` that of z_ref where there is one, `precision` as in `eagc_op`.

@@ -11,11 +11,15 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from . import reference
+from . import formulas
 from .copies import as_dtype, derived
 
-ROWS_AT_ONCE = 1024  # bounds the temporaries; larger blocks fall out of the cache and were 5 % slower at 4,096 rows
-PANEL = 128  # columns of the triangle at a time: wider wastes products, narrower makes them too small to be fast
+ROWS_AT_ONCE = (
+    1024  # bounds the temporaries; larger blocks fall out of the cache and were 5 % slower at 4,096 rows
+)
+PANEL = (
+    128  # columns of the triangle at a time: wider wastes products, narrower makes them too small to be fast
+)
 
 
 def coordinate(
@@ -34,12 +38,19 @@ def coordinate(
     count: Tensor | None = None,
     record: bool = True,
 ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """As `reference.coordinate`, in fp32 (fp64 for fp64 inputs), the gradient in g's dtype; energy and tau of labelled rows are NaN.
+    """As `formulas.coordinate`, in fp32 (fp64 for fp64 inputs), the gradient in g's dtype; energy and tau of labelled rows are NaN.
 
     Without `record` the CPU path does not collect energy and tau: None.
     """
     if g.device.type != "cpu":
-        options = {"lambda_a": lambda_a, "lambda_p": lambda_p, "anchor": anchor, "tau": tau, "scale": scale, "count": count}
+        options = {
+            "lambda_a": lambda_a,
+            "lambda_p": lambda_p,
+            "anchor": anchor,
+            "tau": tau,
+            "scale": scale,
+            "count": count,
+        }
         return dense(g, z, z_ref, mask, matrix, energy_ref, **options)
     dtype = compute_dtype(z)
     energy_mean = energy_ref.item()
@@ -50,7 +61,7 @@ def coordinate(
         labelled = blocks(mask)
         number = max(sum(rows.shape[0] for rows in labelled), 1) if count is None else count.item()
         loss_scale = None if scale is None else scale.item()
-        step = reference.anchor_scale(number, g.shape[1], lambda_a=lambda_a, anchor=anchor, scale=loss_scale)
+        step = formulas.anchor_scale(number, g.shape[1], lambda_a=lambda_a, anchor=anchor, scale=loss_scale)
         for rows in labelled:
             out.index_add_(0, rows, take(z, rows, dtype).sub_(take(z_ref, rows, dtype)), alpha=step)
     for rows in blocks(~mask):
@@ -58,7 +69,7 @@ def coordinate(
             row_weight = torch.ones(rows.shape[0], dtype=dtype)
         else:
             row_energy = energy_ratio(take(z, rows, dtype), matrix)
-            row_weight = reference.projection_weight(row_energy, energy_mean)
+            row_weight = formulas.projection_weight(row_energy, energy_mean)
             if energy is not None:
                 energy.index_copy_(0, rows, row_energy)
         if weight is not None:
@@ -72,17 +83,19 @@ def coordinate(
     return out.to(g.dtype), energy, weight
 
 
-def dense(g: Tensor, z: Tensor, z_ref: Tensor | None, mask: Tensor, matrix: Tensor, energy_ref: Tensor, **options):
+def dense(
+    g: Tensor, z: Tensor, z_ref: Tensor | None, mask: Tensor, matrix: Tensor, energy_ref: Tensor, **options
+):
     """The formulas over all rows, in the compute dtype: more products than needed, but the host never waits for the device."""
     dtype = compute_dtype(z)
     wide_ref = None if z_ref is None else z_ref.to(dtype)
     wide = g.to(dtype), z.to(dtype), wide_ref, mask, matrix.to(dtype), energy_ref.to(dtype)
-    out, energy, weight = reference.coordinate(*wide, **options)
+    out, energy, weight = formulas.coordinate(*wide, **options)
     return out.to(g.dtype), energy.masked_fill(mask, torch.nan), weight.masked_fill(mask, torch.nan)
 
 
 def labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
-    """As `reference.labelled_energy`, in fp32 (fp64 for fp64 inputs)."""
+    """As `formulas.labelled_energy`, in fp32 (fp64 for fp64 inputs)."""
     if z.device.type != "cpu":
         return dense_labelled_energy(z, mask, matrix)
     dtype = compute_dtype(z)
@@ -94,17 +107,17 @@ def labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
 
 
 def dense_labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
-    return reference.labelled_energy(z.to(compute_dtype(z)), mask, matrix.to(compute_dtype(z)))
+    return formulas.labelled_energy(z.to(compute_dtype(z)), mask, matrix.to(compute_dtype(z)))
 
 
 def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:
-    """`reference.energy_ratio` for a symmetric matrix, from its upper triangle, in the dtype of z."""
+    """`formulas.energy_ratio` for a symmetric matrix, from its upper triangle, in the dtype of z."""
     products = torch.empty_like(z)
     panels = derived(matrix, ("panels", z.dtype), lambda matrix: upper_panels(matrix.to(z.dtype)))
     for panel, columns in zip(panels, products.split(PANEL, 1)):
         torch.mm(z.narrow(1, 0, panel.shape[0]), panel, out=columns)
     total = torch.linalg.vector_norm(z, dim=1).square_()  # one pass; a vecdot would write the squares out
-    return reference.clamped_ratio(products.mul_(z).sum(1), total)
+    return formulas.clamped_ratio(products.mul_(z).sum(1), total)
 
 
 def upper_panels(matrix: Tensor) -> list[Tensor]:
@@ -128,7 +141,9 @@ def compute_dtype(z: Tensor) -> torch.dtype:
 def blocks(mask: Tensor) -> tuple[Tensor, ...]:
     """The indices of the rows where mask is True, at most ROWS_AT_ONCE at a time; none for no rows."""
     rows = mask.nonzero().view(-1)
-    return () if rows.shape[0] == 0 else (rows,) if rows.shape[0] <= ROWS_AT_ONCE else rows.split(ROWS_AT_ONCE)
+    return (
+        () if rows.shape[0] == 0 else (rows,) if rows.shape[0] <= ROWS_AT_ONCE else rows.split(ROWS_AT_ONCE)
+    )
 
 
 def take(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:

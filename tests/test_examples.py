@@ -8,11 +8,24 @@ import pytest
 
 import eagc_ops
 
-NEED_A_RUNNER = ("eagc_ops.bench.suite_", "eagc_ops.kernels.fused", "eagc_ops.kernels.launch", "eagc_ops.kernels.aot")
-MODULES = [m.name for m in pkgutil.walk_packages(eagc_ops.__path__, "eagc_ops.") if not m.name.startswith(NEED_A_RUNNER)]
+NEED_A_RUNNER = (
+    "eagc_ops.bench.suite_",
+    "eagc_ops.kernels.fused",
+    "eagc_ops.kernels.launch",
+    "eagc_ops.kernels.aot",
+)
+MODULES = [
+    m.name
+    for m in pkgutil.walk_packages(eagc_ops.__path__, "eagc_ops.")
+    if not m.name.startswith(NEED_A_RUNNER)
+]
 for room in ("kernels", "training", "bench"):
     package = importlib.import_module(f"eagc_ops.{room}")
-    found = [m.name for m in pkgutil.walk_packages(package.__path__, f"eagc_ops.{room}.") if not m.name.startswith(NEED_A_RUNNER)]
+    found = [
+        m.name
+        for m in pkgutil.walk_packages(package.__path__, f"eagc_ops.{room}.")
+        if not m.name.startswith(NEED_A_RUNNER)
+    ]
     MODULES += [f"eagc_ops.{room}", *found]
 
 
@@ -24,5 +37,7 @@ def test_examples(name):
 
 def test_there_are_examples():
     parsed = doctest.DocTestFinder()
-    tried = [len(test.examples) for name in set(MODULES) for test in parsed.find(importlib.import_module(name))]
+    tried = [
+        len(test.examples) for name in set(MODULES) for test in parsed.find(importlib.import_module(name))
+    ]
     assert sum(map(bool, tried)) >= 10

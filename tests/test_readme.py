@@ -52,8 +52,13 @@ def test_the_results_are_of_committed_code_one_machine_and_one_day():
 
     found = {path.stem: load(path) for path in RESULTS.glob("*.json")}
     assert sorted(found) == ["conceptor", "operator", "overhead", "roofline", "throughput"]
-    assert len({str([result[name] for name in ("machine", "versions", "date")]) for result in found.values()}) == 1
-    assert not [name for name, result in found.items() if result["commit"].endswith("+")], "measured with uncommitted changes"
+    assert (
+        len({str([result[name] for name in ("machine", "versions", "date")]) for result in found.values()})
+        == 1
+    )
+    assert not [name for name, result in found.items() if result["commit"].endswith("+")], (
+        "measured with uncommitted changes"
+    )
     assert found["roofline"]["measured"] == found["throughput"]["throughput"]
     assert not any(result["settings"]["quick"] for result in found.values()), "the short form is no result"
 
@@ -79,5 +84,7 @@ def test_every_guarantee_names_a_test_that_exists():
 
 def test_every_make_target_named_exists():
     makefile = (ROOT / "Makefile").read_text()
-    for target in set(re.findall(r"`make ([a-z-]+)`", README)) | set(re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)):
+    for target in set(re.findall(r"`make ([a-z-]+)`", README)) | set(
+        re.findall(r"^make ([a-z-]+)", README, re.MULTILINE)
+    ):
         assert re.search(rf"^{target}:", makefile, re.MULTILINE), target

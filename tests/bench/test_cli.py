@@ -100,7 +100,24 @@ def test_overhead_is_given_what_was_asked(measured):
 
 
 def test_throughput_is_given_what_was_asked(measured):
-    assert cli.main(["throughput", "--quick", "--rows", "8", "4", "--dims", "16", "--dtypes", "fp32", "--budget", "0.5"]) == 0
+    assert (
+        cli.main(
+            [
+                "throughput",
+                "--quick",
+                "--rows",
+                "8",
+                "4",
+                "--dims",
+                "16",
+                "--dtypes",
+                "fp32",
+                "--budget",
+                "0.5",
+            ]
+        )
+        == 0
+    )
     assert measured == [([(8, 16, "fp32"), (4, 16, "fp32")], cli.device(), 0.5)]
 
 
@@ -190,22 +207,38 @@ def test_all_is_every_command_with_its_file(tmp_path, monkeypatch):
 
 def suites(*arguments, pinned):
     # In a worker of xdist, which this process may be, pytest-benchmark writes no file: the suites are to know nothing of it.
-    environment = {name: value for name, value in os.environ.items() if name not in PINNED and "XDIST" not in name}
+    environment = {
+        name: value for name, value in os.environ.items() if name not in PINNED and "XDIST" not in name
+    }
     environment |= PINNED if pinned else {}
-    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-o", "python_files=suite_*.py", *map(str, arguments)]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "no:cacheprovider",
+        "-o",
+        "python_files=suite_*.py",
+        *map(str, arguments),
+    ]
     return subprocess.run(command, capture_output=True, text=True, env=environment, cwd=BENCH.parent)
 
 
 def test_suites_are_refused_with_the_command_to_run():
     done = suites(BENCH / "suite_operator.py", "--collect-only", pinned=False)
     assert done.returncode == pytest.ExitCode.USAGE_ERROR
-    assert " ".join(f"{name}={value}" for name, value in PINNED.items()) + f" {sys.executable} -m pytest" in done.stderr
+    assert (
+        " ".join(f"{name}={value}" for name, value in PINNED.items()) + f" {sys.executable} -m pytest"
+        in done.stderr
+    )
 
 
 def test_every_suite_counts_page_faults():
     done = suites(BENCH, "--setup-plan", pinned=True)
     lines = [line for line in done.stdout.splitlines() if "::" in line and "(fixtures used:" in line]
-    assert {re.search(r"suite_\w+", line)[0] for line in lines} == {path.stem for path in BENCH.glob("suite_*.py")}
+    assert {re.search(r"suite_\w+", line)[0] for line in lines} == {
+        path.stem for path in BENCH.glob("suite_*.py")
+    }
     assert all(" measured," in line for line in lines)
 
 
@@ -225,6 +258,11 @@ def test_page_faults_and_threads_are_those_of_the_call(tmp_path):
     )
     done = suites(tmp_path, "--benchmark-json", tmp_path / "b.json", "--benchmark-max-time=0.01", pinned=True)
     assert done.returncode == 0, done.stdout
-    found = {one["name"]: one["extra_info"] for one in json.loads((tmp_path / "b.json").read_text())["benchmarks"]}
-    assert found == {"test_default": {"threads": 1, "page_faults": 40}, "test_own": {"threads": 2, "page_faults": 7}}
+    found = {
+        one["name"]: one["extra_info"] for one in json.loads((tmp_path / "b.json").read_text())["benchmarks"]
+    }
+    assert found == {
+        "test_default": {"threads": 1, "page_faults": 40},
+        "test_own": {"threads": 2, "page_faults": 7},
+    }
     assert "40 page faults a call: " in done.stdout

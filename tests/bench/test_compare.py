@@ -15,7 +15,13 @@ ONES = Spread(1.0, 1.0, 1.0)
 
 
 def results(*rows, **header):
-    return {"benchmark": "throughput", "machine": {"cpu": "x"}, "versions": {"torch": "1"}, **header, "throughput": list(rows)}
+    return {
+        "benchmark": "throughput",
+        "machine": {"cpu": "x"},
+        "versions": {"torch": "1"},
+        **header,
+        "throughput": list(rows),
+    }
 
 
 def one(**changes):
@@ -33,7 +39,9 @@ def only(changes):
 
 def test_the_same_results_are_no_regression():
     changes = compare(one(), one())
-    assert [c.measure for c in changes] == ["seconds", "speed_up", "error"] and {c.ratio for c in changes} == {1.0}
+    assert [c.measure for c in changes] == ["seconds", "speed_up", "error"] and {
+        c.ratio for c in changes
+    } == {1.0}
     assert flagged(one(), one()) == []
 
 
@@ -65,10 +73,21 @@ def test_memory_has_no_noise():
 
 def test_the_rows_of_the_operator_and_of_the_solve():
     shape = {"kind": "measured", "rows": 256, "D": 768, "form": "running energy reference"}
-    times = {"seconds": Spread(2.0, 1.9, 2.1), "hooks_seconds": Spread(4.0, 3.9, 4.1), "limit_seconds": Spread(1.0, 0.9, 1.1)}
+    times = {
+        "seconds": Spread(2.0, 1.9, 2.1),
+        "hooks_seconds": Spread(4.0, 3.9, 4.1),
+        "limit_seconds": Spread(1.0, 0.9, 1.1),
+    }
     slower = {name: Spread(2 * s.median, 2 * s.low, 2 * s.high) for name, s in times.items()}
     assert flagged(results({**shape, **times}), results({**shape, **slower})) == ["seconds"]
-    solve = {"kind": "measured", "D": 768, "solve": "fp64", "seconds": Spread(2.0, 1.9, 2.1), "largest_error": 1e-15, "asymmetry": 0.0}
+    solve = {
+        "kind": "measured",
+        "D": 768,
+        "solve": "fp64",
+        "seconds": Spread(2.0, 1.9, 2.1),
+        "largest_error": 1e-15,
+        "asymmetry": 0.0,
+    }
     worse = {"seconds": Spread(3.0, 2.9, 3.1), "largest_error": 1e-13, "asymmetry": 1e-18}
     assert flagged(results(solve), results({**solve, **worse})) == ["seconds", "largest_error", "asymmetry"]
 
@@ -78,14 +97,23 @@ def test_the_rows_of_the_operator_and_of_the_solve():
 
 @pytest.mark.parametrize("kind", ["not timed", "refused"])
 def test_a_row_that_is_no_longer_measured_is_a_regression_with_its_reason(kind):
-    lost = {name: ROW[name] for name in IDENTITY if name in ROW} | {"kind": kind, "reason": "wrong by 1.0e+00"}
+    lost = {name: ROW[name] for name in IDENTITY if name in ROW} | {
+        "kind": kind,
+        "reason": "wrong by 1.0e+00",
+    }
     change = only(compare(one(), results(lost)))
-    assert change.regression and change.note == f"{kind} in B: wrong by 1.0e+00" and "provider ours, torch" in change.row
+    assert (
+        change.regression
+        and change.note == f"{kind} in B: wrong by 1.0e+00"
+        and "provider ours, torch" in change.row
+    )
     assert table([change])[0][""] == "REGRESSION"
     # the other way round it is a gain, and a row that neither file measured is nothing
     other = {**ROW, "rows": 1}
     assert [c.note for c in compare(results(other, lost), results(other, ROW)) if c.measure == ""] == ["new"]
-    assert {c.row for c in compare(results(other, lost), results(other, lost))} == {compare(results(other), results(other))[0].row}
+    assert {c.row for c in compare(results(other, lost), results(other, lost))} == {
+        compare(results(other), results(other))[0].row
+    }
 
 
 def test_a_missing_row_is_a_regression_and_a_new_one_is_not():
@@ -180,11 +208,20 @@ def test_another_version_of_this_package_is_the_same_machine():
     ],
 )
 def test_a_baseline_may_be_slower_and_less_exact(part, name):
-    row = {part: name, "speed_up": ONES, "seconds": 1.0, "step_seconds": 1.0, "share_of_limit": 0.8, "largest_error": 1e-6}
+    row = {
+        part: name,
+        "speed_up": ONES,
+        "seconds": 1.0,
+        "step_seconds": 1.0,
+        "share_of_limit": 0.8,
+        "largest_error": 1e-6,
+    }
     worse = {**row, "seconds": 2.0, "step_seconds": 2.0, "share_of_limit": 0.4, "largest_error": 1e-3}
     assert flagged(one(**row), one(**worse)) == []
     assert {c.note for c in compare(one(**row), one(**worse)) if c.ratio > 1} == {"baseline"}
-    assert flagged(one(**row, ratio_to_released=0.8), one(**row, ratio_to_released=0.9)) == ["ratio_to_released"]
+    assert flagged(one(**row, ratio_to_released=0.8), one(**row, ratio_to_released=0.9)) == [
+        "ratio_to_released"
+    ]
 
 
 def test_an_error_may_grow_tenfold():
@@ -205,7 +242,10 @@ def test_the_number_of_operations_is_shown_only():
 
 
 def test_zeros_divide():
-    zero, some = one(seconds=0.0, add_on_share=0.0, speed_up=0.0), one(seconds=1.0, add_on_share=0.5, speed_up=1.0)
+    zero, some = (
+        one(seconds=0.0, add_on_share=0.0, speed_up=0.0),
+        one(seconds=1.0, add_on_share=0.5, speed_up=1.0),
+    )
     assert [c.ratio for c in compare(zero, zero)] == [1, 1, 1, 1]
     assert flagged(zero, some) == ["seconds", "add_on_share"]
     assert flagged(some, zero) == ["speed_up"]
@@ -220,7 +260,11 @@ def files(tmp_path):
     """A, and B that is twice as slow."""
     a, b = tmp_path / "a.json", tmp_path / "b.json"
     save(a, "throughput", {"settings": {"threads": 1}, "throughput": [ROW]})
-    save(b, "throughput", {"settings": {"threads": 1}, "throughput": [{**ROW, "seconds": Spread(0.019, 0.018, 0.020)}]})
+    save(
+        b,
+        "throughput",
+        {"settings": {"threads": 1}, "throughput": [{**ROW, "seconds": Spread(0.019, 0.018, 0.020)}]},
+    )
     return a, b
 
 
@@ -233,7 +277,11 @@ def test_the_command(files, tmp_path, capsys):
     assert main(["compare", a, a]) == 0
     assert main(["compare", a, b]) == 1
     found = capsys.readouterr()
-    assert "REGRESSION" in found.out and "3 measurements compared, 1 regressions beyond 10%" in found.out and found.err == ""
+    assert (
+        "REGRESSION" in found.out
+        and "3 measurements compared, 1 regressions beyond 10%" in found.out
+        and found.err == ""
+    )
     assert main(["compare", a, b, "--threshold", "1"]) == 0
     assert main(["compare", a, str(tmp_path / "none.json")]) == 2
     assert "no results file" in capsys.readouterr().err
@@ -273,7 +321,9 @@ def test_every_committed_file_can_be_compared(path):
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_the_baselines_of_the_committed_files_are_known(path):
     """A row whose ratio to its baseline is exactly one in every round is that baseline."""
-    rows = [row for rows in load(path).values() if isinstance(rows, list) for row in rows if isinstance(row, dict)]
+    rows = [
+        row for rows in load(path).values() if isinstance(rows, list) for row in rows if isinstance(row, dict)
+    ]
     for row in rows:
         ratio = row.get("speed_up") or row.get("ratio_to_baseline")
         if row.get("kind") == "measured" and ratio:

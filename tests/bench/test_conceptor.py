@@ -14,7 +14,9 @@ def test_the_oracle_is_the_formula_in_fp64(count):
     wide = features.double()
     correlation = wide.T @ wide / count
     for aperture, exact in exact_conceptors(features, (0.5, 2.0, 10.0)):
-        formula = correlation @ torch.linalg.inv(correlation + aperture**-2 * torch.eye(48, dtype=torch.float64))
+        formula = correlation @ torch.linalg.inv(
+            correlation + aperture**-2 * torch.eye(48, dtype=torch.float64)
+        )
         assert (exact - formula).abs().max() < 1e-10
 
 

@@ -29,9 +29,13 @@ def test_a_small_model_by_hand():
     held = [*resident(model), *optimiser_state(optimiser)]
     saved, alive = measure_step(forward, finish, held, [x])
     assert saved == 4 * 32 * 16
-    assert measure_step(forward, finish, held, [])[0] == 4 * 32 * 16 + x.nbytes  # the batch, when it is not named
+    assert (
+        measure_step(forward, finish, held, [])[0] == 4 * 32 * 16 + x.nbytes
+    )  # the batch, when it is not named
     hidden, second_layer, scalars = 4 * 32 * 16, 4 * (16 * 4 + 4), 4 + 4
-    assert alive == 3 * hidden + second_layer + scalars  # output and two gradients of the ReLU; gradients of layer 2; loss and its gradient
+    assert (
+        alive == 3 * hidden + second_layer + scalars
+    )  # output and two gradients of the ReLU; gradients of layer 2; loss and its gradient
 
 
 def test_a_view_keeps_its_whole_storage():

@@ -27,7 +27,9 @@ def test_every_variant_has_time_memory_and_its_ratios(found):
         spreads += [row["add_on_seconds"], row["add_on_share"]] if row["baseline"] else []
         assert all(isinstance(s, Spread) and 0 < s.low <= s.median <= s.high for s in spreads)
         memory = row["memory"]
-        assert memory["kept"] == memory["parameters"] + memory["optimiser"] + memory["saved"] <= memory["peak"]
+        assert (
+            memory["kept"] == memory["parameters"] + memory["optimiser"] + memory["saved"] <= memory["peak"]
+        )
     by_name = {row["variant"]: row for row in found["steps"]}
     ours, base = by_name[OURS], by_name[by_name[OURS]["baseline"]]
     assert ours["peak_to_baseline"] == ours["memory"]["peak"] / base["memory"]["peak"] > 1
@@ -40,7 +42,9 @@ def test_real_images_take_the_place_of_noise():
     assert small.labelled.uq_idx.tolist() == data.labelled.uq_idx[:3].tolist() and len(small.merged) == 6
     pixels = first_images(train_loader(data, batch_size=4, seed=0).epoch(0), 8)
     assert pixels.shape == (8, 1, 32, 32) and not torch.equal(pixels[0], pixels[4])  # two views of an image
-    setting = make_setting("vit_tiny_patch16_224", 8, "cpu", pixels, 32, data.channels, data.known, data.known + data.novel)
+    setting = make_setting(
+        "vit_tiny_patch16_224", 8, "cpu", pixels, 32, data.channels, data.known, data.known + data.novel
+    )
     rows = epoch_rows(setting, small, batch_size=2, rounds=1)
     assert [row["images_drawn"] for row in rows] == [6, 6, 6]
 
@@ -53,7 +57,9 @@ def test_evaluation_issues_the_same_operations(found):
 def test_epochs_see_every_image_as_often(found):
     assert [row["way"] for row in found["epochs"]] == ["as released", "here", "here, trunk cache"]
     assert {row["images_drawn"] for row in found["epochs"]} == {8}
-    assert found["epochs"][2]["cache_bytes"] == 8 * 3 * 5 * 192 * 4  # images, two views and the test view, tokens, D, fp32
+    assert (
+        found["epochs"][2]["cache_bytes"] == 8 * 3 * 5 * 192 * 4
+    )  # images, two views and the test view, tokens, D, fp32
     assert [row["labelled_images"] for row in found["reference"]] == [4, 4, 4]
 
 
@@ -102,7 +108,11 @@ def test_results_survive_the_file_and_the_tables_are_the_same(found, tmp_path):
         ("reference", tables.reference_table), ("evaluation", tables.evaluation_table), ("bars", tables.bar_table),
     ):  # fmt: skip
         assert table(again[name]) == table(found[name])
-    assert json.loads((tmp_path / "o.json").read_text())["steps"][0]["step_seconds"].keys() == {"median", "low", "high"}
+    assert json.loads((tmp_path / "o.json").read_text())["steps"][0]["step_seconds"].keys() == {
+        "median",
+        "low",
+        "high",
+    }
 
 
 def test_the_picture_says_what_it_shows(found, tmp_path):

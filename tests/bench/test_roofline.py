@@ -42,13 +42,28 @@ def test_no_point_lies_above_its_roof(name, dtype, rows):
 
 def test_modelled_points_are_marked_in_the_file_and_in_the_picture(tmp_path):
     modelled = [model(name, {**COMPILED, "dtype": dtype}) for name in DEVICES for dtype in ("fp32", "bf16")]
-    assert {row["kind"] for row in modelled} == {"modelled"} and {row["uncertain_by"] for row in modelled} == {2.0}
+    assert {row["kind"] for row in modelled} == {"modelled"} and {
+        row["uncertain_by"] for row in modelled
+    } == {2.0}
     one = Spread(1.0, 1.0, 1.0)
     measured = [
-        {"kind": "measured", "dtype": "fp32", "provider": "ours, torch", "flop_per_byte": 60.0, "gflop_per_s": 50.0, "seconds": one}
+        {
+            "kind": "measured",
+            "dtype": "fp32",
+            "provider": "ours, torch",
+            "flop_per_byte": 60.0,
+            "gflop_per_s": 50.0,
+            "seconds": one,
+        }
     ]
     refused = {"kind": "not timed", "dtype": "fp32", "provider": "wrong one", "reason": "wrong"}
-    draw(tmp_path / "r.svg", {"flop_per_s": 8e10, "bytes_per_s": 1e10}, [*measured, refused], modelled, "some CPU")
+    draw(
+        tmp_path / "r.svg",
+        {"flop_per_s": 8e10, "bytes_per_s": 1e10},
+        [*measured, refused],
+        modelled,
+        "some CPU",
+    )
     text = (tmp_path / "r.svg").read_text()
     assert text.count("MODELLED, not measured") == len(DEVICES) == 4
     assert text.count("MEASURED, fp32") == 1
@@ -56,7 +71,11 @@ def test_modelled_points_are_marked_in_the_file_and_in_the_picture(tmp_path):
     assert "wrong one" not in text
     for line in ASSUMPTIONS:
         assert line.split()[0] in text
-    save(tmp_path / "r.json", "roofline", {"modelled": modelled, "measured": measured, "assumptions": ASSUMPTIONS})
+    save(
+        tmp_path / "r.json",
+        "roofline",
+        {"modelled": modelled, "measured": measured, "assumptions": ASSUMPTIONS},
+    )
     again = load(tmp_path / "r.json")
     assert again["assumptions"] == list(ASSUMPTIONS) and "not measured" in again["assumptions"][0]
     assert all(json.dumps(row).count("modelled") for row in again["modelled"])
@@ -64,7 +83,13 @@ def test_modelled_points_are_marked_in_the_file_and_in_the_picture(tmp_path):
 
 def test_the_same_picture_twice_is_the_same_file(tmp_path):
     for name in ("a.svg", "b.svg"):
-        draw(tmp_path / name, {"flop_per_s": 8e10, "bytes_per_s": 1e10}, [], [model("RTX 3090", COMPILED)], "some CPU")
+        draw(
+            tmp_path / name,
+            {"flop_per_s": 8e10, "bytes_per_s": 1e10},
+            [],
+            [model("RTX 3090", COMPILED)],
+            "some CPU",
+        )
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
 
 
@@ -73,7 +98,9 @@ def test_compiled_resources_reach_the_model():
     from eagc_ops.kernels import aot
     from eagc_ops.kernels.tiles import pick
 
-    case = aot.Case("coordinate", "sm_80", "bf16", "auto", 256, 768, pick("sm_80", 256, 768, aot.DTYPES["bf16"]))
+    case = aot.Case(
+        "coordinate", "sm_80", "bf16", "auto", 256, 768, pick("sm_80", 256, 768, aot.DTYPES["bf16"])
+    )
     record = aot.as_record(case, aot.judge(case, 72, 0, 0, 36 << 10, 0))
     row = model("A100 SXM 80 GB", record)
     assert (row["registers"], row["blocks_per_sm"], row["block_m"]) == (72, 4, 16)

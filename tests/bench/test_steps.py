@@ -4,11 +4,20 @@ import pytest
 import torch
 
 from eagc_ops.bench.epochs import synthetic_data
-from eagc_ops.bench.steps import OURS, OURS_BASELINE, RELEASED, RELEASED_EAGC, VARIANTS, Step, make_setting, student_batch
-from eagc_ops.kernels import reference
+from eagc_ops.bench.steps import (
+    OURS,
+    OURS_BASELINE,
+    RELEASED,
+    RELEASED_EAGC,
+    VARIANTS,
+    Step,
+    make_setting,
+    student_batch,
+)
+from eagc_ops.kernels import formulas
 from eagc_ops.kernels.torch_path import upper_panels
 from eagc_ops.training.data import train_loader
-from eagc_ops.training.trunk_cache import CachedViews, PixelViews, trunk_cache
+from eagc_ops.training.data.trunk_cache import CachedViews, PixelViews, trunk_cache
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 
@@ -22,7 +31,9 @@ def gradients(step, batch=None):
     """Of the trained block and the heads, by name; the encoder's name is left out, since the variants nest it differently."""
     step.loss(batch).backward()
     encoder = step.encoder if step.variant.released else step.encoder.vit
-    named = [(f"encoder.{n}", p) for n, p in encoder.named_parameters()] + [(f"heads.{n}", p) for n, p in step.method.named_parameters()]
+    named = [(f"encoder.{n}", p) for n, p in encoder.named_parameters()] + [
+        (f"heads.{n}", p) for n, p in step.method.named_parameters()
+    ]
     found = {name: p.grad.clone() for name, p in named if p.grad is not None}
     step.optimiser.zero_grad()
     return found
@@ -35,17 +46,28 @@ def difference(a, b):
 
 
 def test_every_variant_has_the_gradients_of_the_released_way(setting):
-    exact = {False: gradients(Step(setting, BY_NAME[RELEASED])), True: gradients(Step(setting, BY_NAME[RELEASED_EAGC]))}
-    assert {name.split(".")[2] for name in exact[True] if name.startswith("encoder")} == {"11"}  # the last block alone is trained
+    exact = {
+        False: gradients(Step(setting, BY_NAME[RELEASED])),
+        True: gradients(Step(setting, BY_NAME[RELEASED_EAGC])),
+    }
+    assert {name.split(".")[2] for name in exact[True] if name.startswith("encoder")} == {
+        "11"
+    }  # the last block alone is trained
     assert difference(exact[True], exact[False]) > 1e-3  # EAGC does something here
     for variant in VARIANTS:
-        assert difference(gradients(Step(setting, variant)), exact[variant.baseline is not None]) < 1e-6, variant.name
+        assert difference(gradients(Step(setting, variant)), exact[variant.baseline is not None]) < 1e-6, (
+            variant.name
+        )
 
 
 def test_rows_are_coordinated_at_different_strengths(setting):
     """Or the equality above would say nothing about the projection."""
-    z = Step(setting, BY_NAME[OURS]).encoder.student(Step(setting, BY_NAME[OURS]).encoder.trunk(torch.cat(setting.batch.views)))
-    tau = reference.projection_weight(reference.energy_ratio(z.detach(), setting.subspace.matrix), setting.subspace.energy_ref)
+    z = Step(setting, BY_NAME[OURS]).encoder.student(
+        Step(setting, BY_NAME[OURS]).encoder.trunk(torch.cat(setting.batch.views))
+    )
+    tau = formulas.projection_weight(
+        formulas.energy_ratio(z.detach(), setting.subspace.matrix), setting.subspace.energy_ref
+    )
     active = tau[~setting.batch.rows.labelled]
     assert (active > 0).float().mean() > 0.5 and active.std() > 0.001
 
@@ -54,22 +76,33 @@ def test_every_baseline_is_a_variant_and_differs_in_eagc_only():
     for variant in VARIANTS:
         if variant.baseline is not None:
             base = BY_NAME[variant.baseline]
-            assert base.baseline is None and (base.released, base.cls_only) == (variant.released, variant.cls_only)
+            assert base.baseline is None and (base.released, base.cls_only) == (
+                variant.released,
+                variant.cls_only,
+            )
 
 
 def test_memory_of_eagc_is_one_block_and_the_subspace(setting):
     """And as released, a whole second ViT and the tokens that z_ref = norm(x)[:, 0] keeps."""
-    memory = {name: Step(setting, BY_NAME[name]).memory() for name in (RELEASED, RELEASED_EAGC, OURS_BASELINE, OURS)}
+    memory = {
+        name: Step(setting, BY_NAME[name]).memory() for name in (RELEASED, RELEASED_EAGC, OURS_BASELINE, OURS)
+    }
     block = sum(p.nbytes for p in setting.vit.blocks[-1].parameters())
     vit = sum(p.nbytes for p in setting.vit.parameters())
     subspace = setting.subspace.matrix.nbytes
-    triangle = sum(panel.nbytes for panel in upper_panels(setting.subspace.matrix))  # the copy the CPU path keeps
-    assert memory[OURS].parameters - memory[OURS_BASELINE].parameters == block + subspace + triangle + 4  # and Ebar, 4 bytes
+    triangle = sum(
+        panel.nbytes for panel in upper_panels(setting.subspace.matrix)
+    )  # the copy the CPU path keeps
+    assert (
+        memory[OURS].parameters - memory[OURS_BASELINE].parameters == block + subspace + triangle + 4
+    )  # and Ebar, 4 bytes
     assert memory[RELEASED_EAGC].parameters - memory[RELEASED].parameters == vit + subspace
     trained = block + sum(p.nbytes for p in Step(setting, BY_NAME[OURS]).method.parameters())
     assert {m.optimiser for m in memory.values()} == {trained}  # momentum
     rows, dim = 16, setting.vit.embed_dim
-    assert 0 <= memory[OURS].saved - memory[OURS_BASELINE].saved <= 2 * rows * dim * 4 + rows  # z_ref, z, mask
+    assert (
+        0 <= memory[OURS].saved - memory[OURS_BASELINE].saved <= 2 * rows * dim * 4 + rows
+    )  # z_ref, z, mask
     assert memory[OURS_BASELINE].saved < memory[RELEASED].saved
     for m in memory.values():
         assert m.peak >= m.parameters + m.optimiser + m.saved
@@ -94,7 +127,10 @@ def test_cached_tokens_and_pixels_give_the_same_step(setting, tmp_path):
     data = synthetic_data(16, image_size=32)
     step, whole = Step(setting, BY_NAME[OURS]), Step(setting, BY_NAME[RELEASED_EAGC])
     cache = trunk_cache(tmp_path / "cache", step.encoder, data, views=2, progress=False)
-    loaders = [train_loader(data, batch_size=8, seed=0, fetch=fetch) for fetch in (CachedViews(cache, data), PixelViews(data, 2))]
+    loaders = [
+        train_loader(data, batch_size=8, seed=0, fetch=fetch)
+        for fetch in (CachedViews(cache, data), PixelViews(data, 2))
+    ]
     compared = 0
     for cached, pixels in zip(*(loader.epoch(0) for loader in loaders)):
         cached, pixels = student_batch(cached, setting.device), student_batch(pixels, setting.device)

@@ -13,7 +13,7 @@ from eagc_ops.bench import throughput
 from eagc_ops.bench.inputs import error, make_inputs
 from eagc_ops.bench.measure import HEADER, PINNED, Spread, interleave, load, ratio, rounds_within
 from eagc_ops.bench.throughput import HOOKS, Provider, Shape, measure, providers, table
-from eagc_ops.kernels import reference
+from eagc_ops.kernels import formulas
 
 CPU = torch.device("cpu")
 SMALL = Shape(32, 24, "fp32")
@@ -25,11 +25,13 @@ def without_compile(inputs):
 
 def test_inputs_exercise_both_corrections():
     inputs = make_inputs(64, 48)
-    tau = reference.projection_weight(reference.energy_ratio(inputs.z.detach(), inputs.subspace.matrix), inputs.subspace.energy_ref)
+    tau = formulas.projection_weight(
+        formulas.energy_ratio(inputs.z.detach(), inputs.subspace.matrix), inputs.subspace.energy_ref
+    )
     share = ((tau > 0) & (tau < 1))[~inputs.mask].float().mean()
     assert 0.6 < share < 0.8
     for rows in (inputs.mask, ~inputs.mask):  # leaving one correction out is 100 % wrong
-        out = reference.coordinate(
+        out = formulas.coordinate(
             inputs.g, inputs.z.detach(), inputs.z_ref, inputs.mask, inputs.subspace.matrix, inputs.subspace.energy_ref,
             lambda_a=0.7, lambda_p=0.5, anchor="mean", tau="energy",
         )[0]  # fmt: skip
@@ -76,7 +78,9 @@ def test_a_provider_that_fails_is_reported_and_the_others_are_measured():
     def fail():
         raise RuntimeError("no compiler")
 
-    rows = measure(SMALL, lambda inputs: [*without_compile(inputs), Provider("failing", False, fail)], CPU, 0.01)
+    rows = measure(
+        SMALL, lambda inputs: [*without_compile(inputs), Provider("failing", False, fail)], CPU, 0.01
+    )
     assert rows[-1] == {"rows": 32, "D": 24, "dtype": "fp32", "provider": "failing", "Ebar": "given", "kind": "not timed",
                         "reason": "RuntimeError: no compiler"}  # fmt: skip
     assert sum(row["kind"] == "measured" for row in rows) == 4
@@ -84,7 +88,12 @@ def test_a_provider_that_fails_is_reported_and_the_others_are_measured():
 
 def test_plain_torch_overflows_in_half_precision_and_is_refused():
     """N_l * D = 69,632 is infinite in fp16, so the anchor vanishes: a wrong provider of real life."""
-    rows = measure(Shape(1024, 136, "fp16"), lambda inputs: [p for p in without_compile(inputs) if p.name != HOOKS], CPU, 0.01)
+    rows = measure(
+        Shape(1024, 136, "fp16"),
+        lambda inputs: [p for p in without_compile(inputs) if p.name != HOOKS],
+        CPU,
+        0.01,
+    )
     assert {row["provider"]: row["kind"] for row in rows} == {
         "plain torch": "not timed", "ours, torch": "measured", "ours, torch, running Ebar": "measured"
     }  # fmt: skip
@@ -98,25 +107,39 @@ def test_a_row_is_consistent():
         assert row["speed_up"].low <= row["speed_up"].median <= row["speed_up"].high
         assert row["error"] < 1e-6
         assert row["host_syncs_on_gpu"] == (4 if row["provider"] == HOOKS else 0)
-        assert row["device_seconds"] is row["host_seconds"] is row["launches"] is None  # nothing of a GPU is invented
+        assert (
+            row["device_seconds"] is row["host_seconds"] is row["launches"] is None
+        )  # nothing of a GPU is invented
 
 
 def test_the_limit_multiplies_what_the_form_must():
-    inputs = make_inputs(32, 24)  # 16 unlabelled rows: z and g of each; running: z of the 16 labelled ones too
-    rows = {running: [run().shape[0] for run in throughput.products(inputs, running=running).values()] for running in (False, True)}
+    inputs = make_inputs(
+        32, 24
+    )  # 16 unlabelled rows: z and g of each; running: z of the 16 labelled ones too
+    rows = {
+        running: [run().shape[0] for run in throughput.products(inputs, running=running).values()]
+        for running in (False, True)
+    }
     assert rows == {False: [32], True: [48]}
 
 
 def test_on_a_gpu_every_line_has_the_same_columns():
     rows = measure(SMALL, without_compile, CPU, 0.01)
     made_up = {"host_seconds": Spread(1e-5, 1e-5, 1e-5), "device_seconds": None, "launches": 3}  # as on a GPU
-    lines = table([*({**row, **made_up} for row in rows), {**rows[0], "kind": "not timed", "reason": "wrong", "host_seconds": None}])
+    lines = table(
+        [
+            *({**row, **made_up} for row in rows),
+            {**rows[0], "kind": "not timed", "reason": "wrong", "host_seconds": None},
+        ]
+    )
     assert len({tuple(line) for line in lines}) == 1 and "rates of" in lines[0]
 
 
 def test_the_compiled_provider_is_right_and_counted_like_plain_torch():
     compiled = [p for p in providers(make_inputs(32, 24)) if "compile" in p.name]
-    rows = measure(SMALL, lambda inputs: [p for p in providers(inputs) if p.name in (HOOKS, compiled[0].name)], CPU, 0.01)
+    rows = measure(
+        SMALL, lambda inputs: [p for p in providers(inputs) if p.name in (HOOKS, compiled[0].name)], CPU, 0.01
+    )
     assert [row["kind"] for row in rows] == ["measured", "measured"], rows
     assert rows[1]["host_syncs_on_gpu"] == 0 and rows[1]["aten_ops"] is None
 
@@ -140,7 +163,9 @@ def test_the_command_writes_a_results_file(tmp_path):
     environment = {name: value for name, value in os.environ.items() if name not in PINNED} | {
         "TORCHDYNAMO_DISABLE": "1"
     }  # no compiling here
-    done = subprocess.run([*command, "-o", tmp_path / "t.json"], capture_output=True, text=True, env=environment, check=True)
+    done = subprocess.run(
+        [*command, "-o", tmp_path / "t.json"], capture_output=True, text=True, env=environment, check=True
+    )
     assert "released hooks" in done.stdout and "ours, torch" in done.stdout
     plain = json.loads((tmp_path / "t.json").read_text())
     assert list(plain)[:5] == list(HEADER)
@@ -148,7 +173,11 @@ def test_the_command_writes_a_results_file(tmp_path):
     results = load(tmp_path / "t.json")
     assert results["benchmark"] == "throughput" and len(results["throughput"]) == 5
     for row in results["throughput"]:
-        assert row["kind"] == "measured" and isinstance(row["seconds"], Spread) and math.isfinite(row["seconds"].median)
+        assert (
+            row["kind"] == "measured"
+            and isinstance(row["seconds"], Spread)
+            and math.isfinite(row["seconds"].median)
+        )
     assert not list(tmp_path.glob("*.partial"))
 
 
@@ -158,7 +187,9 @@ class TestMeasuring:
         runs = {name: lambda name=name: calls.append(name) for name in "abc"}
         timings = interleave(runs, 3, lambda: next(now))
         assert "".join(calls[-9:]) == "abcbcacab"
-        assert len(calls) == 12 and all(len(t.seconds) == 3 and set(t.seconds) == {1} for t in timings.values())
+        assert len(calls) == 12 and all(
+            len(t.seconds) == 3 and set(t.seconds) == {1} for t in timings.values()
+        )
 
     def test_ratios_are_paired_by_round(self):
         slow, fast = (throughput.Timing(list(seconds), []) for seconds in ([2, 20, 200], [1, 10, 100]))

@@ -22,8 +22,16 @@ def test_flops_by_hand():
 
 @pytest.mark.parametrize("itemsize", [2, 4])
 def test_bytes_by_hand(itemsize):
-    tensors = {"S": 9, "g": 9, "z": 9, "z_ref of the labelled row": 3, "out": 9}  # elements at D = 3, three rows
-    assert nominal_work(2, 1, 3, itemsize, running=False).bytes == itemsize * sum(tensors.values()) + 3  # and a byte of mask per row
+    tensors = {
+        "S": 9,
+        "g": 9,
+        "z": 9,
+        "z_ref of the labelled row": 3,
+        "out": 9,
+    }  # elements at D = 3, three rows
+    assert (
+        nominal_work(2, 1, 3, itemsize, running=False).bytes == itemsize * sum(tensors.values()) + 3
+    )  # and a byte of mask per row
 
 
 def test_paper_size():

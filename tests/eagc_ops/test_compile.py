@@ -25,14 +25,29 @@ TAIL = (0.7, 0.5, "mean", "energy")
 def test_opcheck_of_the_backward_op(impl, anchored, scale):
     case = make_case(12, 16)
     g, z, z_ref, mask, matrix, energy_ref = case.inputs()
-    arguments = (g, z, z_ref if anchored else None, mask, matrix, energy_ref, scale, None, *TAIL, impl, "auto", 0)
+    arguments = (
+        g,
+        z,
+        z_ref if anchored else None,
+        mask,
+        matrix,
+        energy_ref,
+        scale,
+        None,
+        *TAIL,
+        impl,
+        "auto",
+        0,
+    )
     result = torch.library.opcheck(coordinate_op, arguments)
     assert set(result.values()) == {"SUCCESS"} and len(result) == 4
 
 
 def test_opcheck_of_the_forward_op(impl):
     case = make_case(12, 16)
-    result = torch.library.opcheck(observe_op, (case.z, case.mask, case.matrix, case.energy_ref.clone(), 0.9, "", impl, "auto"))
+    result = torch.library.opcheck(
+        observe_op, (case.z, case.mask, case.matrix, case.energy_ref.clone(), 0.9, "", impl, "auto")
+    )
     assert set(result.values()) == {"SUCCESS"} and len(result) == 4
 
 
@@ -79,7 +94,11 @@ def test_compiled_model_is_one_graph_and_has_the_same_values(way, dynamic):
         model = Model(eagc, way)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            run = torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager") if compiled else model
+            run = (
+                torch.compile(model, fullgraph=True, dynamic=dynamic, backend="aot_eager")
+                if compiled
+                else model
+            )
             values = train(run, case) + train(run, make_case(30, 16, seed=1))
         recorded = [eagc.last_tau] if way == "record" else []
         results.append([*values, eagc.energy_ref.clone(), *recorded])
@@ -148,7 +167,7 @@ def test_the_dense_form_waits_for_nothing():
     with NoWaiting():
         torch_path.dense(*case.inputs(), scale=torch.tensor(2.0), **OPTIONS)
         sums = torch_path.dense_labelled_energy(case.z, case.mask, case.matrix)
-        kernels.reference.updated_energy_ref(case.energy_ref, sums, 0.95)
+        kernels.formulas.updated_energy_ref(case.energy_ref, sums, 0.95)
 
 
 @pytest.mark.parametrize("shape", [(12, 40), (60, 16)], ids=["rows<D", "rows>D"])
@@ -171,7 +190,9 @@ def step_under_the_mode(monkeypatch, device, impl):
     """What training does with the operator: running and fixed energy reference, alone and among ranks, token and loss scale."""
     monkeypatch.setattr(dist, "all_reduce", lambda *args, **options: None)
     monkeypatch.setattr(dist.distributed_c10d, "_resolve_process_group", lambda name: Ranks())
-    monkeypatch.setattr(kernels, "_no_autocast", lambda kind: contextlib.nullcontext())  # torch knows none for the meta device
+    monkeypatch.setattr(
+        kernels, "_no_autocast", lambda kind: contextlib.nullcontext()
+    )  # torch knows none for the meta device
     case = make_case()
     z, z_ref, mask = (x.to(device) for x in (case.z, case.z_ref, case.mask))
     for momentum in (None, 0.9):
@@ -201,13 +222,15 @@ def reading(function):
     return wrapped
 
 
-@pytest.mark.parametrize("place", ["coordinate_eagerly", "observe_eagerly", "dense", "dense_labelled_energy", "updated_energy_ref"])
+@pytest.mark.parametrize(
+    "place", ["coordinate_eagerly", "observe_eagerly", "dense", "dense_labelled_energy", "updated_energy_ref"]
+)
 def test_a_read_added_anywhere_in_a_step_is_caught(monkeypatch, place):
     ops = {"coordinate_eagerly": coordinate_op, "observe_eagerly": observe_op}
     if place in ops:
         monkeypatch.setitem(EAGERLY, ops[place], reading(EAGERLY[ops[place]]))
     else:
-        home = torch_path if place.startswith("dense") else kernels.reference
+        home = torch_path if place.startswith("dense") else kernels.formulas
         monkeypatch.setattr(home, place, reading(getattr(home, place)))
     with pytest.raises(AssertionError, match="item waits for the device"):
         step_under_the_mode(monkeypatch, "meta", "auto")
@@ -229,7 +252,9 @@ def test_the_triton_launch_waits_for_nothing(monkeypatch):
         case = make_case(rows, 24)
         with NoWaiting():
             launch.coordinate(*case.inputs(), scale=torch.tensor(2.0), **OPTIONS)
-            launch.labelled_energy(case.z, case.mask, case.matrix, case.energy_ref, momentum=0.95, update=True)
+            launch.labelled_energy(
+                case.z, case.mask, case.matrix, case.energy_ref, momentum=0.95, update=True
+            )
     assert len(launches) == 4  # one launch a call
     launches.clear()
     step_under_the_mode(monkeypatch, "cpu", "triton")

@@ -5,7 +5,12 @@ import math
 import pytest
 import torch
 
-from eagc_ops.diagnostics import collapse_coefficient, gradient_deviation, gradient_dominance, subspace_overlap
+from eagc_ops.diagnostics import (
+    collapse_coefficient,
+    gradient_deviation,
+    gradient_dominance,
+    subspace_overlap,
+)
 
 
 def normal(*shape, seed=0):
@@ -15,9 +20,13 @@ def normal(*shape, seed=0):
 def test_gradient_deviation_is_one_minus_the_cosine():
     a, b = normal(3, 4), normal(3, 4, seed=1)
     dot = sum(x * y for x, y in zip(a.flatten().tolist(), b.flatten().tolist()))
-    expected = 1 - dot / math.sqrt(sum(x * x for x in a.flatten().tolist()) * sum(x * x for x in b.flatten().tolist()))
+    expected = 1 - dot / math.sqrt(
+        sum(x * x for x in a.flatten().tolist()) * sum(x * x for x in b.flatten().tolist())
+    )
     assert gradient_deviation(a, b).item() == pytest.approx(expected, rel=1e-12)
-    assert gradient_deviation([a[0], a[1:]], (part for part in (b[0], b[1:]))).item() == pytest.approx(expected, rel=1e-12)
+    assert gradient_deviation([a[0], a[1:]], (part for part in (b[0], b[1:]))).item() == pytest.approx(
+        expected, rel=1e-12
+    )
 
 
 def test_a_small_deviation_of_many_parameters_is_exact():
@@ -26,7 +35,9 @@ def test_a_small_deviation_of_many_parameters_is_exact():
     b = a + 0.03 * torch.randn(1_000_000, generator=generator)
     exact = 1 - torch.nn.functional.cosine_similarity(a.double(), b.double(), dim=0).item()
     assert 1e-4 < exact < 1e-3
-    assert gradient_deviation(a, b).item() == pytest.approx(exact, rel=1e-6)  # with fp32 sums it is off by 4 percent
+    assert gradient_deviation(a, b).item() == pytest.approx(
+        exact, rel=1e-6
+    )  # with fp32 sums it is off by 4 percent
 
 
 def test_gradient_deviation_at_its_limits():
@@ -92,10 +103,16 @@ def test_half_inputs_are_measured_in_fp32():
     ("call", "words"),
     [
         (lambda: gradient_deviation(torch.ones(3), torch.ones(4)), "supervised has 3 values, total 4"),
-        (lambda: gradient_deviation([], torch.ones(4)), "supervised must be a tensor or a non-empty iterable"),
+        (
+            lambda: gradient_deviation([], torch.ones(4)),
+            "supervised must be a tensor or a non-empty iterable",
+        ),
         (lambda: gradient_deviation(torch.ones(3), [torch.ones(3), None]), "total must be a tensor"),
         (lambda: subspace_overlap(torch.ones(3, 4), torch.ones(3, 5)), "old and new must be"),
-        (lambda: subspace_overlap(torch.ones(3, 4), torch.ones(3, 4), k=4), r"k=4 must lie between 1 and min\(N_old, D\)=3"),
+        (
+            lambda: subspace_overlap(torch.ones(3, 4), torch.ones(3, 4), k=4),
+            r"k=4 must lie between 1 and min\(N_old, D\)=3",
+        ),
         (lambda: subspace_overlap(torch.ones(3, 4), torch.ones(3, 4), k=1, mode="raw"), "mode='raw'"),
         (lambda: gradient_dominance(torch.ones(3, 4), torch.ones(3)), "known must be a bool tensor"),
         (lambda: collapse_coefficient(torch.ones(3, 4), torch.eye(3)), "matrix has shape"),

@@ -4,6 +4,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import operator_cases
 import pytest
 import torch
 
@@ -87,8 +88,11 @@ dist.destroy_process_group()
 
 def run(folder, world: int) -> dict:
     store, out = folder / f"store{world}", folder / f"out{world}.pt"
-    script = RANK.format(tests=str(Path(__file__).parents[1]), store=store, out=str(out))
-    ranks = [subprocess.Popen([sys.executable, "-c", script, str(r), str(world)], stderr=subprocess.PIPE) for r in range(world)]
+    script = RANK.format(tests=str(Path(operator_cases.__file__).parent), store=store, out=str(out))
+    ranks = [
+        subprocess.Popen([sys.executable, "-c", script, str(r), str(world)], stderr=subprocess.PIPE)
+        for r in range(world)
+    ]
     for rank in ranks:
         errors = rank.communicate(timeout=180)[1].decode()
         assert rank.returncode == 0, errors
@@ -105,7 +109,9 @@ def relative(a, b):
     return ((a - b).norm() / b.norm()).item()
 
 
-@pytest.mark.parametrize(("mode", "bound"), [("fixed", 1e-12), ("ema", 1e-6)])  # the running reference is stored in fp32
+@pytest.mark.parametrize(
+    ("mode", "bound"), [("fixed", 1e-12), ("ema", 1e-6)]
+)  # the running reference is stored in fp32
 def test_two_ranks_equal_one(ranks, mode, bound):
     one, two = (result[mode] for result in ranks)
     assert relative(two["grad"], one["grad"]) < bound

@@ -8,7 +8,13 @@ import pytest
 import timm
 import torch
 from timm.layers import Mlp
-from timm.models.vision_transformer import Block, DiffParallelScalingBlock, ParallelScalingBlock, ParallelThingsBlock, ResPostBlock
+from timm.models.vision_transformer import (
+    Block,
+    DiffParallelScalingBlock,
+    ParallelScalingBlock,
+    ParallelThingsBlock,
+    ResPostBlock,
+)
 from torch import nn
 
 from eagc_ops.encoder import AnchoredEncoder
@@ -32,7 +38,9 @@ def make_vit(seed=0, **kwargs):
     torch.manual_seed(seed)
     size = {"img_size": 32, "patch_size": 8, "embed_dim": D, "depth": DEPTH, "num_heads": 4, "num_classes": 0}
     vit = timm.models.VisionTransformer(**(size | kwargs))
-    for parameter in vit.parameters():  # timm's initial weights make attention almost uniform and biases zero: a weak test
+    for parameter in (
+        vit.parameters()
+    ):  # timm's initial weights make attention almost uniform and biases zero: a weak test
         nn.init.normal_(parameter, std=0.2 if parameter.ndim > 1 else 0.5)
     return vit
 
@@ -106,7 +114,9 @@ def test_gradients_equal_those_of_the_whole_model(variant, grad_from_block, cls_
     full = frozen_copy(vit, grad_from_block)
     x, weight = images(), torch.randn(6, D)
     (full(x) * weight).sum().backward()
-    encoder = AnchoredEncoder(vit, grad_from_block, reference=perturbed(vit, grad_from_block), cls_only=cls_only)
+    encoder = AnchoredEncoder(
+        vit, grad_from_block, reference=perturbed(vit, grad_from_block), cls_only=cls_only
+    )
     z, _ = encoder(x)
     (z * weight).sum().backward()
     largest = max(p.grad.abs().max() for p in full.parameters() if p.grad is not None)
@@ -137,7 +147,9 @@ def test_only_the_tail_is_trainable():
         encoder = AnchoredEncoder(vit)
         encoder.set_reference()
     trainable = {name for name, p in encoder.named_parameters() if p.requires_grad}
-    assert sum(p.numel() for p in encoder.parameters() if p.requires_grad) == 7_087_872  # one block of a ViT-B
+    assert (
+        sum(p.numel() for p in encoder.parameters() if p.requires_grad) == 7_087_872
+    )  # one block of a ViT-B
     assert {name.split(".")[2] for name in trainable} == {"11"}  # neither the final norm nor the reference
     assert sum(p.numel() for p in encoder.reference.parameters()) == 7_087_872
 
@@ -204,9 +216,13 @@ def test_token_tensor_of_the_norm_is_not_kept_for_backward():
     encoder.set_reference()
     tokens = encoder.trunk(images(rows=32))
     seen = {}
-    vit.blocks[3].norm1.register_forward_hook(lambda _, args, output: seen.update(x=args[0].data_ptr(), normed=output.data_ptr()))
+    vit.blocks[3].norm1.register_forward_hook(
+        lambda _, args, output: seen.update(x=args[0].data_ptr(), normed=output.data_ptr())
+    )
     size = tokens.numel() * tokens.element_size()
-    assert size > 4 * max(p.numel() for p in vit.blocks[3].parameters())  # a weight cannot be mistaken for a token tensor
+    assert size > 4 * max(
+        p.numel() for p in vit.blocks[3].parameters()
+    )  # a weight cannot be mistaken for a token tensor
     _output, kept = saved_storages(lambda: encoder(tokens), size)
     assert set(kept) == set(seen.values())
 
@@ -220,7 +236,9 @@ def test_whole_last_block_does_not_pin_tokens_through_the_norm(cls_only):
     vit.norm.register_forward_pre_hook(lambda _, args: norm_input.update(t=args[0]))
     encoder.student(tokens)
     assert norm_input["t"].untyped_storage().nbytes() == 32 * D * 4
-    official, kept = saved_storages(lambda: frozen_copy(vit, 3)(images(rows=32)), tokens.numel() * 4)  # the check sees it where it is
+    official, kept = saved_storages(
+        lambda: frozen_copy(vit, 3)(images(rows=32)), tokens.numel() * 4
+    )  # the check sees it where it is
     assert len(kept) > 2
     assert official.shape == (32, D)
 
@@ -422,7 +440,9 @@ def test_trunk_that_is_not_frozen_is_refused():
         encoder(images())
 
 
-@pytest.mark.parametrize("block_fn", [ResPostBlock, ParallelScalingBlock, DiffParallelScalingBlock, ParallelThingsBlock])
+@pytest.mark.parametrize(
+    "block_fn", [ResPostBlock, ParallelScalingBlock, DiffParallelScalingBlock, ParallelThingsBlock]
+)
 def test_foreign_blocks_are_refused_and_work_whole(block_fn):
     vit = make_vit(block_fn=block_fn)
     with pytest.raises(TypeError, match=rf"vit.blocks.3 \(timm.*{block_fn.__name__}\).*cls_only=False"):

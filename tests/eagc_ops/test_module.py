@@ -90,7 +90,9 @@ class TestRunningEnergyReference:
         plain, checked = (module_of(case, energy_momentum=0.5) for _ in range(2))
         z1, z2 = (case.z.clone().requires_grad_() for _ in range(2))
         (plain(z1 * 1.0, case.z_ref, case.mask).sin() * case.g).sum().backward()
-        out = checkpoint(lambda z: checked(z * 1.0, case.z_ref, case.mask).sin() * case.g, z2, use_reentrant=reentrant)
+        out = checkpoint(
+            lambda z: checked(z * 1.0, case.z_ref, case.mask).sin() * case.g, z2, use_reentrant=reentrant
+        )
         out.sum().backward()
         assert torch.equal(checked.energy_ref, plain.energy_ref)
         assert torch.equal(z1.grad, z2.grad)
@@ -99,9 +101,15 @@ class TestRunningEnergyReference:
         first, second = make_case(seed=0), make_case(seed=1)
         plain, checked = (module_of(first, energy_momentum=0.5) for _ in range(2))
         grads = []
-        for module, run in ((plain, lambda f, z: f(z)), (checked, lambda f, z: checkpoint(f, z, use_reentrant=False))):
+        for module, run in (
+            (plain, lambda f, z: f(z)),
+            (checked, lambda f, z: checkpoint(f, z, use_reentrant=False)),
+        ):
             zs = [case.z.clone().requires_grad_() for case in (first, second)]
-            outs = [run(lambda z, c=c, m=module: m(z * 1.0, c.z_ref, c.mask).sin(), z) for c, z in zip((first, second), zs)]
+            outs = [
+                run(lambda z, c=c, m=module: m(z * 1.0, c.z_ref, c.mask).sin(), z)
+                for c, z in zip((first, second), zs)
+            ]
             grads.append(torch.autograd.grad(outs, zs, [first.g, second.g]))
         for mine, expected in zip(grads[1], grads[0]):
             assert torch.equal(mine, expected)
@@ -125,7 +133,15 @@ class TestState:
         module_of(make_case()).load_state_dict(load_file(tmp_path / "state.safetensors"))
 
     @pytest.mark.parametrize(
-        "other", [{"lambda_a": 0.1}, {"lambda_p": 3.0}, {"anchor": "sum"}, {"tau": "uniform"}, {"energy_momentum": 0.95}], ids=str
+        "other",
+        [
+            {"lambda_a": 0.1},
+            {"lambda_p": 3.0},
+            {"anchor": "sum"},
+            {"tau": "uniform"},
+            {"energy_momentum": 0.95},
+        ],
+        ids=str,
     )
     def test_of_other_settings_is_refused_by_name(self, other):
         state = module_of(make_case(), **other).state_dict()
@@ -163,7 +179,10 @@ class TestState:
 
     def test_prints_its_settings(self):
         text = repr(module_of(make_case()))
-        assert "dim=24, lambda_a=0.7, lambda_p=0.5, anchor='mean', tau='energy', energy_momentum=None, impl='auto'" in text
+        assert (
+            "dim=24, lambda_a=0.7, lambda_p=0.5, anchor='mean', tau='energy', energy_momentum=None, impl='auto'"
+            in text
+        )
 
 
 class TestRecording:
@@ -175,8 +194,12 @@ class TestRecording:
         out = module(z, case.z_ref, case.mask)
         out.backward(case.g)
         _, energy, weight = case.oracle()
-        torch.testing.assert_close(module.last_energy[~case.mask].double(), energy[~case.mask], rtol=0, atol=2e-6)
-        torch.testing.assert_close(module.last_tau[~case.mask].double(), weight[~case.mask], rtol=0, atol=2e-5)
+        torch.testing.assert_close(
+            module.last_energy[~case.mask].double(), energy[~case.mask], rtol=0, atol=2e-6
+        )
+        torch.testing.assert_close(
+            module.last_tau[~case.mask].double(), weight[~case.mask], rtol=0, atol=2e-5
+        )
         assert module.last_tau[case.mask].isnan().all()
 
     def test_a_copy_records_for_itself(self):
@@ -200,7 +223,9 @@ def test_deepcopy_is_independent():
     module = module_of(case, energy_momentum=0.5)
     other = copy.deepcopy(module)
     other(case.z, case.z_ref, case.mask)
-    assert torch.equal(module.energy_ref, case.energy_ref) and not torch.equal(other.energy_ref, case.energy_ref)
+    assert torch.equal(module.energy_ref, case.energy_ref) and not torch.equal(
+        other.energy_ref, case.energy_ref
+    )
 
 
 @pytest.mark.parametrize(
@@ -221,7 +246,10 @@ def test_errors_at_construction(options, words):
 
 @pytest.mark.parametrize(
     ("change", "words"),
-    [({"z": torch.ones(40, 16)}, "D=16 but the subspace has D=24"), ({"loss_scale": 2.0, "return_token": True}, "both set the scale")],
+    [
+        ({"z": torch.ones(40, 16)}, "D=16 but the subspace has D=24"),
+        ({"loss_scale": 2.0, "return_token": True}, "both set the scale"),
+    ],
 )
 def test_bad_input_does_not_move_the_running_energy_reference(change, words):
     case = make_case(40, 24)

@@ -49,7 +49,9 @@ def test_three_positional_arguments_work_and_warn_once(impl, monkeypatch):
         eagc_op(z, case.z_ref, case.mask, impl=impl)
     fitted = Subspace.conceptor(case.z_ref[case.mask])
     expected = eagc_op(z, case.z_ref, case.mask, fitted)
-    torch.testing.assert_close(torch.autograd.grad(out, z, case.g)[0], torch.autograd.grad(expected, z, case.g)[0], rtol=0, atol=1e-5)
+    torch.testing.assert_close(
+        torch.autograd.grad(out, z, case.g)[0], torch.autograd.grad(expected, z, case.g)[0], rtol=0, atol=1e-5
+    )
 
 
 @pytest.mark.parametrize("shape", [(40, 16), (10, 40)], ids=["rows>D", "rows<D"])
@@ -101,7 +103,9 @@ def test_projection_is_linear_in_the_gradient(impl):
 def test_projection_shortens_the_gradient_inside_the_subspace_only(impl):
     """With S a projection and tau uniform, lambda_p = 1 removes the part inside and keeps the part outside."""
     case = make_case(30, 16, labelled=0.0)
-    basis = torch.linalg.qr(torch.randn(16, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64))[0]
+    basis = torch.linalg.qr(
+        torch.randn(16, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    )[0]
     projection = Subspace((basis @ basis.T).float(), 0.5)
     z = case.z.clone().requires_grad_()
     out = eagc_op(z, None, case.mask, projection, lambda_p=1.0, tau="uniform", impl=impl)
@@ -197,13 +201,26 @@ def test_memory_kept_for_backward_is_the_inputs(way):
     """z, z_ref, mask and the matrix, each by reference, and the numbers of the call: no copy, no energy of a row, no product."""
     case = make_case()
     z, subspace = case.z.clone().requires_grad_(), subspace_of(case)
-    module, inputs = EAGC(subspace, energy_momentum=0.9 if way == "running" else None), (z, case.z_ref, case.mask)
+    module, inputs = (
+        EAGC(subspace, energy_momentum=0.9 if way == "running" else None),
+        (z, case.z_ref, case.mask),
+    )
     matrix = subspace.matrix if way in ("function", "count") else module.matrix
     calls = {
         "function": lambda: eagc_op(*inputs, subspace),
         "token": lambda: module(*inputs, return_token=True)[0],
         "loss_scale": lambda: module(*inputs, loss_scale=torch.tensor(2.0)),
-        "count": lambda: apply(*inputs, matrix, case.energy_ref, torch.tensor(3.0), None, False, **OPTIONS, impl="auto", precision="auto"),
+        "count": lambda: apply(
+            *inputs,
+            matrix,
+            case.energy_ref,
+            torch.tensor(3.0),
+            None,
+            False,
+            **OPTIONS,
+            impl="auto",
+            precision="auto",
+        ),
     }
     kept = []
     with torch.autograd.graph.saved_tensors_hooks(lambda x: kept.append(x) or x, lambda x: x):
@@ -212,8 +229,12 @@ def test_memory_kept_for_backward_is_the_inputs(way):
     attributes = [x for x in tree_leaves(vars(out.grad_fn)) if isinstance(x, torch.Tensor)]
     numbers = [x for x in attributes if x.ndim == 0]
     assert [(x.data_ptr(), x.shape) for x in attributes if x.ndim > 0] == [(matrix.data_ptr(), matrix.shape)]
-    assert len(numbers) == (2 if way in ("loss_scale", "count") else 1)  # the energy reference, and what was given
-    assert all(x.untyped_storage().nbytes() == x.itemsize for x in numbers)  # not one element of something larger
+    assert len(numbers) == (
+        2 if way in ("loss_scale", "count") else 1
+    )  # the energy reference, and what was given
+    assert all(
+        x.untyped_storage().nbytes() == x.itemsize for x in numbers
+    )  # not one element of something larger
 
 
 def test_functorch_grad_is_coordinated_too():
@@ -235,13 +256,37 @@ class TestErrors:
     @pytest.mark.parametrize(
         ("change", "error", "words"),
         [
-            ({"mask": lambda c: c.mask[:20]}, ValueError, r"mask has shape \(20,\), z has rows \(40,\).*half the rows.*mask.repeat\(2\)"),
-            ({"mask": lambda c: c.mask[:7]}, ValueError, r"mask has shape \(7,\), z has rows \(40,\): pass one value for each row of z$"),
-            ({"mask": lambda c: c.mask[:, None]}, ValueError, r"mask has shape \(40, 1\).*pass one value for each row of z"),
+            (
+                {"mask": lambda c: c.mask[:20]},
+                ValueError,
+                r"mask has shape \(20,\), z has rows \(40,\).*half the rows.*mask.repeat\(2\)",
+            ),
+            (
+                {"mask": lambda c: c.mask[:7]},
+                ValueError,
+                r"mask has shape \(7,\), z has rows \(40,\): pass one value for each row of z$",
+            ),
+            (
+                {"mask": lambda c: c.mask[:, None]},
+                ValueError,
+                r"mask has shape \(40, 1\).*pass one value for each row of z",
+            ),
             ({"mask": lambda c: c.mask.long()}, TypeError, r"mask is torch.int64.*mask.bool\(\)"),
-            ({"mask": lambda c: c.mask.tolist()}, TypeError, "mask must be a tensor, got list: make it one with torch.as_tensor"),
-            ({"z_ref": lambda c: c.z_ref[:1]}, ValueError, r"z_ref has shape \(1, 24\), z has \(40, 24\): they must be equal"),
-            ({"z_ref": lambda c: c.mask[:, None].expand(40, 24)}, TypeError, r"z_ref is torch.bool.*pass the reference model's features"),
+            (
+                {"mask": lambda c: c.mask.tolist()},
+                TypeError,
+                "mask must be a tensor, got list: make it one with torch.as_tensor",
+            ),
+            (
+                {"z_ref": lambda c: c.z_ref[:1]},
+                ValueError,
+                r"z_ref has shape \(1, 24\), z has \(40, 24\): they must be equal",
+            ),
+            (
+                {"z_ref": lambda c: c.mask[:, None].expand(40, 24)},
+                TypeError,
+                r"z_ref is torch.bool.*pass the reference model's features",
+            ),
             (
                 {"z_ref": lambda c: c.z.clone().requires_grad_()},
                 ValueError,
@@ -257,15 +302,27 @@ class TestErrors:
                 ValueError,
                 r"16 bits or more, got .*float8_e4m3fn: pass features as fp32, bf16",
             ),
-            ({"z": lambda c: c.z[:, :0]}, ValueError, r"z has shape \(40, 0\), D=0: pass features \(..., D\) with D >= 1"),
+            (
+                {"z": lambda c: c.z[:, :0]},
+                ValueError,
+                r"z has shape \(40, 0\), D=0: pass features \(..., D\) with D >= 1",
+            ),
             ({"z": lambda c: None}, TypeError, "z must be a tensor, got NoneType: make it one"),
-            ({"z_ref": lambda c: c.z_ref.to("meta")}, ValueError, r"z_ref is on meta but z on cpu: move it with z_ref.to\(z.device\)"),
+            (
+                {"z_ref": lambda c: c.z_ref.to("meta")},
+                ValueError,
+                r"z_ref is on meta but z on cpu: move it with z_ref.to\(z.device\)",
+            ),
             (
                 {"subspace": lambda c: Subspace(torch.eye(8), 0.5)},
                 ValueError,
                 "z has D=24 but the subspace has D=8: fit it to features of the same layer",
             ),
-            ({"subspace": lambda c: c.matrix}, TypeError, r"subspace must be a Subspace, got Tensor; Subspace\(matrix, energy_ref\)"),
+            (
+                {"subspace": lambda c: c.matrix},
+                TypeError,
+                r"subspace must be a Subspace, got Tensor; Subspace\(matrix, energy_ref\)",
+            ),
             (
                 {"subspace": lambda c: None, "z_ref": lambda c: None},
                 ValueError,
@@ -275,7 +332,11 @@ class TestErrors:
             ({"lambda_p": lambda c: float("nan")}, ValueError, "lambda_p=nan must be a finite number >= 0"),
             ({"anchor": lambda c: "max"}, ValueError, r"anchor='max' is none of \('mean', 'sum'\)"),
             ({"tau": lambda c: "hard"}, ValueError, r"tau='hard' is none of \('energy', 'uniform'\)"),
-            ({"impl": lambda c: "cuda"}, ValueError, r"impl='cuda' is none of \('auto', 'triton', 'torch', 'reference'\)"),
+            (
+                {"impl": lambda c: "cuda"},
+                ValueError,
+                r"impl='cuda' is none of \('auto', 'triton', 'torch', 'reference'\)",
+            ),
             ({"precision": lambda c: "fast"}, ValueError, r"precision='fast' is none of \('auto', 'high'"),
             (
                 {"energy_ref": lambda c: torch.ones(2)},
@@ -287,7 +348,11 @@ class TestErrors:
                 ValueError,
                 r"loss_scale must be a number or a 0-d floating tensor on cpu, got \(1,\)",
             ),
-            ({"loss_scale": lambda c: float("nan")}, ValueError, "loss_scale=nan must be a finite number >= 0"),
+            (
+                {"loss_scale": lambda c: float("nan")},
+                ValueError,
+                "loss_scale=nan must be a finite number >= 0",
+            ),
             ({"loss_scale": lambda c: "x"}, ValueError, "loss_scale='x' must be a finite number >= 0"),
             ({"energy_ref": lambda c: -3.0}, ValueError, "energy_ref=-3.0 must be a finite number >= 0"),
             (
@@ -323,7 +388,9 @@ class TestErrors:
     def test_vmap(self):
         case = make_case()
         with pytest.raises(NotImplementedError, match="no vmap rule"):
-            torch.func.vmap(lambda z: eagc_op(z, case.z_ref, case.mask, subspace_of(case)))(case.z.expand(3, 40, 24))
+            torch.func.vmap(lambda z: eagc_op(z, case.z_ref, case.mask, subspace_of(case)))(
+                case.z.expand(3, 40, 24)
+            )
 
     def test_in_place_on_the_output(self):
         case = make_case()

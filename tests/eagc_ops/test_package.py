@@ -13,18 +13,31 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def python(*arguments, cwd=None, **environment):
     environment = {**os.environ, **environment}
-    return subprocess.run([sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300)
+    return subprocess.run(
+        [sys.executable, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, timeout=300
+    )
 
 
 def test_wheel_holds_every_room_under_one_name(tmp_path):
     source = tmp_path / "source"  # a build leaves folders behind, and would take up those of an earlier one
-    shutil.copytree(ROOT, source, ignore=shutil.ignore_patterns(".*", "build", "dist", "out", "runs", "*.egg-info", "__pycache__"))
-    built = python("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), str(source))
+    shutil.copytree(
+        ROOT,
+        source,
+        ignore=shutil.ignore_patterns(".*", "build", "dist", "out", "runs", "*.egg-info", "__pycache__"),
+    )
+    built = python(
+        "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "-q", "-w", str(tmp_path), str(source)
+    )
     assert built.returncode == 0, built.stderr
     names = zipfile.ZipFile(next(tmp_path.glob("*.whl"))).namelist()
     tops = {name.split("/")[0] for name in names if not name.split("/")[0].endswith(".dist-info")}
     assert tops == {"eagc_ops"}
-    for name in ("eagc_ops/py.typed", "eagc_ops/kernels/fused.py", "eagc_ops/training/data/__init__.py", "eagc_ops/bench/hooks.py"):
+    for name in (
+        "eagc_ops/py.typed",
+        "eagc_ops/kernels/fused.py",
+        "eagc_ops/training/data/__init__.py",
+        "eagc_ops/bench/hooks.py",
+    ):
         assert name in names
     unpacked = tmp_path / "site"
     zipfile.ZipFile(next(tmp_path.glob("*.whl"))).extractall(unpacked)
@@ -69,4 +82,8 @@ def test_command_line_lists_its_commands_and_refuses_others():
     for command in ("selftest", "bench", "env"):
         assert re.search(rf"^  {command} ", ran.stdout, re.MULTILINE)
     ran = python("-m", "eagc_ops.cli", "fly")
-    assert ran.returncode == 2 and ran.stderr.startswith("eagc: unknown command 'fly'") and len(ran.stderr.splitlines()) == 1
+    assert (
+        ran.returncode == 2
+        and ran.stderr.startswith("eagc: unknown command 'fly'")
+        and len(ran.stderr.splitlines()) == 1
+    )

@@ -47,7 +47,9 @@ def relative(a, b):
 
 
 @pytest.mark.parametrize("way", ["token", "loss_scale", "loss_scale tensor"])
-@pytest.mark.parametrize("factor", [65536.0, 1 / STEPS, 0.35, 65536.0 * 0.35 / STEPS], ids=["AMP", "accumulation", "weight", "all"])
+@pytest.mark.parametrize(
+    "factor", [65536.0, 1 / STEPS, 0.35, 65536.0 * 0.35 / STEPS], ids=["AMP", "accumulation", "weight", "all"]
+)
 def test_scaled_losses_give_the_unscaled_gradient(way, factor):
     loop = Loop("token" if way == "token" else "loss_scale")
     plain = loop.grad()

@@ -20,7 +20,11 @@ def results(monkeypatch):
     def run(function=coordinate, energy=labelled_energy):
         monkeypatch.setattr(torch_path, "coordinate", function)
         monkeypatch.setattr(torch_path, "labelled_energy", energy)
-        found = [r for r in selftest.run(CPU, 2) if r.provider == "torch" and not (r.rows == 1 and r.labelled == 0.5)]
+        found = [
+            r
+            for r in selftest.run(CPU, 2)
+            if r.provider == "torch" and not (r.rows == 1 and r.labelled == 0.5)
+        ]
         assert len({r.dtype for r in found}) == 4
         return found
 
@@ -31,7 +35,13 @@ def changed(**options):
     """The torch path with some arguments replaced; z_ref among them."""
 
     def wrong(g, z, z_ref, *rest, **given):
-        return coordinate(g, z, options.get("z_ref", z_ref), *rest, **{**given, **{k: v for k, v in options.items() if k != "z_ref"}})
+        return coordinate(
+            g,
+            z,
+            options.get("z_ref", z_ref),
+            *rest,
+            **{**given, **{k: v for k, v in options.items() if k != "z_ref"}},
+        )
 
     return wrong
 
@@ -60,10 +70,25 @@ def projected(r):
         ({"function": changed(scale=None)}, lambda r: r.form == "scaled"),
         ({"function": changed(count=None)}, lambda r: r.form == "scaled"),
         ({"function": changed(anchor="mean")}, lambda r: r.form == "sum"),
-        ({"function": changed(anchor="sum")}, lambda r: anchored(r) and r.form != "sum" and (r.rows, r.dim) != (1, 1)),
+        (
+            {"function": changed(anchor="sum")},
+            lambda r: anchored(r) and r.form != "sum" and (r.rows, r.dim) != (1, 1),
+        ),
         ({"energy": no_energies}, lambda r: r.labelled > 0),
     ],
-    ids=["no z_ref", "no lambda_a", "no lambda_p", "lambda_p", "tau=1", "tau", "scale", "count", "mean", "sum", "energies"],
+    ids=[
+        "no z_ref",
+        "no lambda_a",
+        "no lambda_p",
+        "lambda_p",
+        "tau=1",
+        "tau",
+        "scale",
+        "count",
+        "mean",
+        "sum",
+        "energies",
+    ],
 )
 def test_a_wrong_provider_fails_in_every_case_it_affects_and_in_no_other(results, wrong, affected):
     found = results(**wrong)
@@ -73,8 +98,12 @@ def test_a_wrong_provider_fails_in_every_case_it_affects_and_in_no_other(results
 
 
 def test_an_update_of_the_running_energy_reference_that_is_wrong_fails(results, monkeypatch):
-    updated = kernels.reference.updated_number
-    monkeypatch.setattr(kernels.reference, "updated_number", lambda before, total, count, momentum: updated(before, total, count, 0.95))
+    updated = kernels.formulas.updated_number
+    monkeypatch.setattr(
+        kernels.formulas,
+        "updated_number",
+        lambda before, total, count, momentum: updated(before, total, count, 0.95),
+    )
     assert all(r.verdict == ("FAIL: error" if r.labelled > 0 else "ok") for r in results())
 
 
@@ -96,15 +125,27 @@ def test_what_raises_is_a_failed_case_and_leaves_torch_as_it_was(results, capsys
         torch.use_deterministic_algorithms(enabled, warn_only=enabled)
         try:
             found = results(broken)
-            after = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+            after = (
+                torch.are_deterministic_algorithms_enabled(),
+                torch.is_deterministic_algorithms_warn_only_enabled(),
+            )
         finally:
             torch.use_deterministic_algorithms(False)
         assert after == (enabled, enabled)
         for r in found:
-            assert r.verdict == ("FAIL: RuntimeError: out of resource: shared memory" if r.dtype == torch.bfloat16 else "ok")
+            assert r.verdict == (
+                "FAIL: RuntimeError: out of resource: shared memory" if r.dtype == torch.bfloat16 else "ok"
+            )
     assert selftest.main(["--device", "cpu"]) == 1
     out = capsys.readouterr().out
-    assert len(re.findall(r"^torch .*bfloat16 .*FAIL: RuntimeError: out of resource: shared memory$", out, re.MULTILINE)) == 13
+    assert (
+        len(
+            re.findall(
+                r"^torch .*bfloat16 .*FAIL: RuntimeError: out of resource: shared memory$", out, re.MULTILINE
+            )
+        )
+        == 13
+    )
     assert out.endswith(" passed, 13 failed\n")
 
 

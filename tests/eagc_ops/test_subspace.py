@@ -18,7 +18,9 @@ def features(count=200, dim=24, seed=0):
 def by_definition(z, aperture):
     z = z.double()
     correlation = z.T @ z / len(z)
-    return correlation @ torch.linalg.inv(correlation + aperture**-2 * torch.eye(z.shape[1], dtype=torch.float64))
+    return correlation @ torch.linalg.inv(
+        correlation + aperture**-2 * torch.eye(z.shape[1], dtype=torch.float64)
+    )
 
 
 def mean_energy(z, matrix):
@@ -42,7 +44,10 @@ def test_conceptor_is_its_definition(count, aperture):
 def test_eigenvalues_are_the_papers_soft_threshold():
     """lambda -> lambda / (lambda + aperture^-2), the eigenvectors stay."""
     correlation = torch.diag(torch.tensor([4.0, 1.0, 0.0], dtype=torch.float64))
-    torch.testing.assert_close(solve_conceptor(correlation, 2.0), torch.diag(torch.tensor([4 / 4.25, 1 / 1.25, 0.0], dtype=torch.float64)))
+    torch.testing.assert_close(
+        solve_conceptor(correlation, 2.0),
+        torch.diag(torch.tensor([4 / 4.25, 1 / 1.25, 0.0], dtype=torch.float64)),
+    )
 
 
 @pytest.mark.parametrize("dim", [64, 256])
@@ -146,7 +151,9 @@ def test_batch_estimate_is_the_conceptor_of_the_labelled_rows(rows):
 def test_copies_pickles_moves_and_prints():
     subspace = Subspace.conceptor(features())
     for other in (pickle.loads(pickle.dumps(subspace)), copy.deepcopy(subspace), subspace.to("cpu")):
-        assert torch.equal(other.matrix, subspace.matrix) and torch.equal(other.energy_ref, subspace.energy_ref)
+        assert torch.equal(other.matrix, subspace.matrix) and torch.equal(
+            other.energy_ref, subspace.energy_ref
+        )
     assert subspace.to("cpu") is subspace
     assert subspace.to("meta").device.type == "meta"
     assert repr(subspace).startswith("Subspace(dim=24, rank ")
@@ -155,21 +162,81 @@ def test_copies_pickles_moves_and_prints():
 @pytest.mark.parametrize(
     ("call", "error", "words"),
     [
-        (lambda: Subspace.conceptor(features(), aperture=0), ValueError, "aperture=0 must be a positive number; the paper uses 2.0"),
-        (lambda: Subspace.conceptor(features(), aperture=float("inf")), ValueError, "aperture=inf must be a positive number"),
-        (lambda: Subspace.conceptor(features(), aperture="2"), ValueError, "aperture='2' must be a positive number; the paper uses 2.0"),
-        (lambda: Subspace.conceptor(features()[0]), ValueError, r"features must be a floating tensor \(N, D\).*got \(24,\)"),
-        (lambda: Subspace.conceptor(features().long()), ValueError, r"features must be a floating tensor \(N, D\).*got .*int64"),
-        (lambda: Subspace.conceptor(features()[:0]), ValueError, "features holds no row: a subspace needs labelled features"),
-        (lambda: Subspace.conceptor([]), ValueError, "features holds no row: a subspace needs labelled features"),
-        (lambda: Subspace.conceptor(3), TypeError, r"features must be a tensor \(N, D\) or an iterable of such batches, got int"),
-        (lambda: Subspace.conceptor([features(), features(dim=8)]), ValueError, "dimension 8 after one of dimension 24: give .* one layer"),
-        (lambda: Subspace.conceptor(features().log()), ValueError, "features holds NaN or infinite values; drop those rows, or check"),
-        (lambda: Subspace.conceptor(features(10).log()), ValueError, "features holds NaN or infinite values; drop those rows, or check"),
-        (lambda: Subspace.conceptor(features(), dtype=torch.float16), ValueError, "dtype=torch.float16 must be torch.float64 or"),
-        (lambda: Subspace.conceptor(features(10), dtype=torch.float16), ValueError, "dtype=torch.float16 must be torch.float64 or"),
-        (lambda: Subspace.pca(features(), k=25), ValueError, "k=25 must be a whole number between 1 and D=24"),
-        (lambda: Subspace.pca(features(), k=2.5), ValueError, "k=2.5 must be a whole number between 1 and D=24"),
+        (
+            lambda: Subspace.conceptor(features(), aperture=0),
+            ValueError,
+            "aperture=0 must be a positive number; the paper uses 2.0",
+        ),
+        (
+            lambda: Subspace.conceptor(features(), aperture=float("inf")),
+            ValueError,
+            "aperture=inf must be a positive number",
+        ),
+        (
+            lambda: Subspace.conceptor(features(), aperture="2"),
+            ValueError,
+            "aperture='2' must be a positive number; the paper uses 2.0",
+        ),
+        (
+            lambda: Subspace.conceptor(features()[0]),
+            ValueError,
+            r"features must be a floating tensor \(N, D\).*got \(24,\)",
+        ),
+        (
+            lambda: Subspace.conceptor(features().long()),
+            ValueError,
+            r"features must be a floating tensor \(N, D\).*got .*int64",
+        ),
+        (
+            lambda: Subspace.conceptor(features()[:0]),
+            ValueError,
+            "features holds no row: a subspace needs labelled features",
+        ),
+        (
+            lambda: Subspace.conceptor([]),
+            ValueError,
+            "features holds no row: a subspace needs labelled features",
+        ),
+        (
+            lambda: Subspace.conceptor(3),
+            TypeError,
+            r"features must be a tensor \(N, D\) or an iterable of such batches, got int",
+        ),
+        (
+            lambda: Subspace.conceptor([features(), features(dim=8)]),
+            ValueError,
+            "dimension 8 after one of dimension 24: give .* one layer",
+        ),
+        (
+            lambda: Subspace.conceptor(features().log()),
+            ValueError,
+            "features holds NaN or infinite values; drop those rows, or check",
+        ),
+        (
+            lambda: Subspace.conceptor(features(10).log()),
+            ValueError,
+            "features holds NaN or infinite values; drop those rows, or check",
+        ),
+        (
+            lambda: Subspace.conceptor(features(), dtype=torch.float16),
+            ValueError,
+            "dtype=torch.float16 must be torch.float64 or",
+        ),
+        (
+            lambda: Subspace.conceptor(features(10), dtype=torch.float16),
+            ValueError,
+            "dtype=torch.float16 must be torch.float64 or",
+        ),
+        (
+            lambda: Subspace.pca(features(), k=25),
+            ValueError,
+            "k=25 must be a whole number between 1 and D=24",
+        ),
+        (
+            lambda: Subspace.pca(features(), k=2.5),
+            ValueError,
+            "k=2.5 must be a whole number between 1 and D=24",
+        ),
         (
             lambda: Subspace(torch.ones(2, 3), 0.5),
             ValueError,
@@ -180,16 +247,36 @@ def test_copies_pickles_moves_and_prints():
             ValueError,
             r"matrix must be symmetric.*pass \(matrix \+ matrix.T\) / 2",
         ),
-        (lambda: Subspace(torch.eye(3) * 1.1, 0.5), ValueError, "matrix must have .* one above 1; Subspace.conceptor makes a valid one"),
-        (lambda: Subspace(torch.eye(3) * -0.1, 0.5), ValueError, "matrix must have .* one negative; Subspace.conceptor makes a valid one"),
+        (
+            lambda: Subspace(torch.eye(3) * 1.1, 0.5),
+            ValueError,
+            "matrix must have .* one above 1; Subspace.conceptor makes a valid one",
+        ),
+        (
+            lambda: Subspace(torch.eye(3) * -0.1, 0.5),
+            ValueError,
+            "matrix must have .* one negative; Subspace.conceptor makes a valid one",
+        ),
         (
             lambda: Subspace(torch.eye(3) * torch.nan, 0.5),
             ValueError,
             r"matrix holds NaN or infinite values; Subspace.conceptor\(features\)",
         ),
-        (lambda: Subspace(torch.eye(3), 0.0), ValueError, r"energy_ref=0.0 must be one number in \(0, 1\]: the mean energy ratio"),
-        (lambda: Subspace(torch.eye(3), "x"), ValueError, r"energy_ref='x' must be one number in \(0, 1\]: the mean energy ratio"),
-        (lambda: Subspace(torch.eye(3), torch.ones(2)), ValueError, r"energy_ref=tensor\(\[1., 1.\]\) must be one number in \(0, 1\]"),
+        (
+            lambda: Subspace(torch.eye(3), 0.0),
+            ValueError,
+            r"energy_ref=0.0 must be one number in \(0, 1\]: the mean energy ratio",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), "x"),
+            ValueError,
+            r"energy_ref='x' must be one number in \(0, 1\]: the mean energy ratio",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), torch.ones(2)),
+            ValueError,
+            r"energy_ref=tensor\(\[1., 1.\]\) must be one number in \(0, 1\]",
+        ),
         (
             lambda: Subspace(torch.eye(3), 0.5).energy(torch.ones(2, 4)),
             ValueError,

@@ -37,7 +37,9 @@ def identity(kernel, signature, constants, attributes, options, *, exact_dim=Fal
     names = getattr(fused, f"{kernel}_kernel").arg_names
     constants = {names[position]: value for (position,), value in constants.items()}
     if not exact_dim:
-        constants["D"] = constants["D"] % constants["BLOCK_N"] == 0 and constants["D"] % constants["BLOCK_K"] == 0
+        constants["D"] = (
+            constants["D"] % constants["BLOCK_N"] == 0 and constants["D"] % constants["BLOCK_K"] == 0
+        )
     attributes = {names[position]: value for (position,), value in attributes.items() if value}
     options = {name: options[name] for name in aot.compile_options(Tile(16, 16, 16, 4, 1))}
     return kernel, *(str(sorted(part.items())) for part in (signature, constants, attributes, options))
@@ -52,7 +54,10 @@ def arch(request):
 def gated(arch):
     """Is this what the gate compiles?"""
     sources = [(case, aot.source(case)) for case in aot.cases() if case.arch == arch]
-    parts = [(case.kernel, source.signature, source.constants, source.attrs, aot.compile_options(case.tile)) for case, source in sources]
+    parts = [
+        (case.kernel, source.signature, source.constants, source.attrs, aot.compile_options(case.tile))
+        for case, source in sources
+    ]
     known = {identity(*of, exact_dim=exact) for of in parts for exact in (False, True)}
     return lambda parts, exact_dim=False: identity(*parts, exact_dim=exact_dim) in known
 
@@ -72,7 +77,9 @@ def launched(arch, monkeypatch):
     for kernel in aot.KERNELS:
         monkeypatch.setattr(launch, f"{kernel}_kernel", Kernel())
 
-    def run(kernel, rows, dim, dtype, precision="auto", *, z_ref_dtype=None, stride=0, count=False, **options):
+    def run(
+        kernel, rows, dim, dtype, precision="auto", *, z_ref_dtype=None, stride=0, count=False, **options
+    ):
         def empty(*shape, of=torch.float32):
             return torch.empty(shape, dtype=of, device="meta")
 
@@ -85,7 +92,9 @@ def launched(arch, monkeypatch):
             launch.labelled_energy(z, mask, matrix, one, momentum=0.9, update=True, precision=precision)
         args, constants = calls.pop()
         function, backend = getattr(fused, f"{kernel}_kernel"), make_backend(aot.target(arch))
-        bound = create_function_from_signature(function.signature, function.params, backend)(*args, **constants)
+        bound = create_function_from_signature(function.signature, function.params, backend)(
+            *args, **constants
+        )
         options, *parts = function._pack_args(backend, constants, *bound)
         return kernel, *parts, vars(options)
 
@@ -97,7 +106,11 @@ def launched(arch, monkeypatch):
 def test_the_gate_compiles_what_every_entry_launches(arch, gated, launched, kernel, dtype):
     """At the most rows and the largest D of an entry; and below, at and above the rows the kernel looks through itself."""
     entries = [entry for entry in TABLE if entry.family == FAMILY[arch]]
-    shapes = {(min(entry.max_rows, 65536), min(entry.max_dim, largest)) for entry in entries for largest in (768, 4096)}
+    shapes = {
+        (min(entry.max_rows, 65536), min(entry.max_dim, largest))
+        for entry in entries
+        for largest in (768, 4096)
+    }
     for rows, dim in sorted(shapes | {(256, 768), (SCAN_LIMIT, 768), (SCAN_LIMIT, 4096)}):
         assert gated(launched(kernel, rows, dim, dtype), exact_dim=True), (rows, dim)
     for rows in (SCAN_LIMIT - 64, SCAN_LIMIT, SCAN_LIMIT + 64):
@@ -156,11 +169,17 @@ def test_blocks_per_sm_follow_from_the_scarcest_resource():
 def test_blocks_per_cu_follow_from_the_scarcest_resource():
     """gfx942: a block of 4 waves has one on each SIMD; a SIMD has 512 VGPRs and room for 8 waves, the CU 64 KB."""
     case = aot.Case("coordinate", "gfx942", "fp32", "auto", 256, 768, Tile(16, 64, 32, 4, 2))
-    assert aot.judge(case, 100, 0, 0, 1024, 0).blocks_per_sm == 4  # 100 become 104, and 4 x 104 = 416, 5 x 104 = 520
-    assert aot.judge(case, 32, 0, 0, 16 << 10, 0).blocks_per_sm == 4  # 4 x 16 KB fit exactly: nothing is reserved
+    assert (
+        aot.judge(case, 100, 0, 0, 1024, 0).blocks_per_sm == 4
+    )  # 100 become 104, and 4 x 104 = 416, 5 x 104 = 520
+    assert (
+        aot.judge(case, 32, 0, 0, 16 << 10, 0).blocks_per_sm == 4
+    )  # 4 x 16 KB fit exactly: nothing is reserved
     assert aot.judge(case, 32, 0, 0, 1024, 0).blocks_per_sm == 8
     one_wave = aot.Case("coordinate", "gfx942", "fp32", "auto", 256, 768, Tile(16, 64, 32, 1, 2))
-    assert aot.judge(one_wave, 104, 0, 0, 1024, 0).blocks_per_sm == 16  # 4 on each SIMD: the 96 VGPRs left on each make no wave together
+    assert (
+        aot.judge(one_wave, 104, 0, 0, 1024, 0).blocks_per_sm == 16
+    )  # 4 on each SIMD: the 96 VGPRs left on each make no wave together
 
 
 def test_a_spilling_tile_is_seen_as_such():
@@ -180,19 +199,29 @@ def test_a_spilling_tile_is_seen_as_such():
     ids=str,
 )
 def test_the_table_has_no_spills_where_registers_are_scarcest(shape):
-    case = next(case for case in aot.cases() if (case.kernel, case.arch, case.dtype, case.precision, case.rows, case.dim) == shape)
+    case = next(
+        case
+        for case in aot.cases()
+        if (case.kernel, case.arch, case.dtype, case.precision, case.rows, case.dim) == shape
+    )
     assert not aot.compile_case(case).problems
 
 
 @pytest.mark.parametrize("far_rows", [False, True])
 def test_on_amd_every_wave_waits_for_its_stores_before_it_is_counted(far_rows):
     """A release there covers one wave only; without the wait the last program could read shares that have not arrived."""
-    far = {case.far_rows: case for case in aot.cases() if (case.arch, case.kernel, case.rows) == ("gfx942", "coordinate", SCAN_LIMIT)}
+    far = {
+        case.far_rows: case
+        for case in aot.cases()
+        if (case.arch, case.kernel, case.rows) == ("gfx942", "coordinate", SCAN_LIMIT)
+    }
     lines = aot.compiled_kernel(far[far_rows]).asm["amdgcn"].splitlines()
     code = [line.strip() for line in lines if line.strip() and not line.strip().startswith((".", ";"))]
     atomic = next(i for i, line in enumerate(code) if line.startswith("global_atomic_add"))
     barrier = max(i for i, line in enumerate(code[:atomic]) if line.startswith("s_barrier"))
-    store = max(i for i, line in enumerate(code[:barrier]) if line.startswith(("global_store", "buffer_store")))
+    store = max(
+        i for i, line in enumerate(code[:barrier]) if line.startswith(("global_store", "buffer_store"))
+    )
     assert any(line.startswith("s_waitcnt vmcnt(0)") for line in code[store:barrier])
 
 

@@ -43,7 +43,10 @@ def test_writes_that_bump_no_version_are_seen_on_a_cpu():
 @pytest.mark.parametrize(
     "others",
     [
-        [Subspace.pca(torch.randn(40, 8, generator=torch.Generator().manual_seed(seed)), k=3).matrix for seed in range(2)],
+        [
+            Subspace.pca(torch.randn(40, 8, generator=torch.Generator().manual_seed(seed)), k=3).matrix
+            for seed in range(2)
+        ],
         [torch.diag(torch.tensor(diagonal)) for diagonal in ([1.0, 1.0, 0.0], [1.0, 0.0, 1.0])],
         [torch.tensor([[0.5, sign], [sign, 0.5]]) for sign in (0.5, -0.5)],
     ],

@@ -81,11 +81,15 @@ def test_strided_and_expanded_inputs(impl):
     transposed = case.z.T.contiguous().T
     mask = torch.stack([case.mask, ~case.mask], 1)[:, 0]
     plain = kernels.coordinate(*case.inputs(), impl=impl, **OPTIONS)[0]
-    out = kernels.coordinate(strided[0], transposed, strided[2], mask, case.matrix, case.energy_ref, impl=impl, **OPTIONS)[0]
+    out = kernels.coordinate(
+        strided[0], transposed, strided[2], mask, case.matrix, case.energy_ref, impl=impl, **OPTIONS
+    )[0]
     assert torch.equal(out, plain) and out.is_contiguous()
     expanded = torch.ones(1, 1).expand(40, 24)
     out = kernels.coordinate(expanded, *case.inputs()[1:], impl=impl, **OPTIONS)[0]
-    assert torch.equal(out, kernels.coordinate(torch.ones(40, 24), *case.inputs()[1:], impl=impl, **OPTIONS)[0])
+    assert torch.equal(
+        out, kernels.coordinate(torch.ones(40, 24), *case.inputs()[1:], impl=impl, **OPTIONS)[0]
+    )
 
 
 def test_reference_features_of_another_dtype(impl):
@@ -131,7 +135,9 @@ def test_the_floors_hold_for_tiny_rows_and_a_tiny_energy_reference(impl):
     """Rows with |z|^2 below 1e-12 and Ebar below 1e-6, so that both floors count, against the formulas with the numbers written out."""
     case = make_case(20, 12, labelled=0.0)
     z, energy_ref = case.z * 1e-10, torch.tensor(2e-7)
-    _, energy, weight = kernels.coordinate(case.g, z, None, case.mask, case.matrix, energy_ref, impl=impl, **OPTIONS)
+    _, energy, weight = kernels.coordinate(
+        case.g, z, None, case.mask, case.matrix, energy_ref, impl=impl, **OPTIONS
+    )
     wide = z.double()
     exact = ((wide @ case.matrix.double()) * wide).sum(1) / 1e-12
     exact_weight = 1 - exact / (2e-7 + 1e-6)
@@ -152,7 +158,7 @@ def test_running_energy_reference(impl, labelled):
     case = make_case(70, 40, labelled=labelled)
     energy_ref = torch.tensor(0.3)
     sums, used = kernels.labelled_energy(case.z, case.mask, case.matrix, energy_ref, momentum=0.95, impl=impl)
-    exact = kernels.reference.labelled_energy(case.z.double(), case.mask, case.matrix.double())
+    exact = kernels.formulas.labelled_energy(case.z.double(), case.mask, case.matrix.double())
     torch.testing.assert_close(sums.double(), exact, rtol=1e-6, atol=0)
     expected = 0.95 * 0.3 + 0.05 * (exact[0] / exact[1]) if labelled else torch.tensor(0.3)
     assert used.item() == energy_ref.item() == pytest.approx(expected.item(), rel=1e-6)
@@ -193,8 +199,10 @@ class TestTorchPath:
     @pytest.mark.parametrize("dim", [1, 63, 64, 65, 300, 768])
     def test_energy_from_the_triangle_is_the_whole_quadratic_form(self, dim):
         case = make_case(30, dim)
-        exact = kernels.reference.energy_ratio(case.z.double(), case.matrix.double())
-        torch.testing.assert_close(torch_path.energy_ratio(case.z.clone(), case.matrix).double(), exact, rtol=0, atol=1e-6)
+        exact = kernels.formulas.energy_ratio(case.z.double(), case.matrix.double())
+        torch.testing.assert_close(
+            torch_path.energy_ratio(case.z.clone(), case.matrix).double(), exact, rtol=0, atol=1e-6
+        )
 
     def test_fp64_stays_fp64(self):
         case = make_case(40, 24, dtype=torch.float64)
@@ -216,7 +224,10 @@ def test_an_implementation_that_cannot_be_honoured_raises():
         kernels.provider("triton", cpu, torch.float32)
 
 
-@pytest.mark.parametrize(("name", "refused"), [("gfx1100", True), ("gfx1201", True), ("gfx90a:sramecc+:xnack-", False), ("gfx950", False)])
+@pytest.mark.parametrize(
+    ("name", "refused"),
+    [("gfx1100", True), ("gfx1201", True), ("gfx90a:sramecc+:xnack-", False), ("gfx950", False)],
+)
 def test_amd_gpus_that_the_fence_is_not_written_for_take_torch(monkeypatch, name, refused):
     pytest.importorskip("triton", reason="Triton has no wheels for this platform")
     monkeypatch.setattr(torch.version, "hip", "7.0")
@@ -224,7 +235,10 @@ def test_amd_gpus_that_the_fence_is_not_written_for_take_torch(monkeypatch, name
     gpu = torch.device("cuda")
     assert kernels.provider("auto", gpu, torch.float32) == ("torch" if refused else "triton")
     if refused:
-        with pytest.raises(RuntimeError, match=rf"written for CDNA \(gfx9\.\.\.\), the GPU is {name}; use impl=.torch. or .auto."):
+        with pytest.raises(
+            RuntimeError,
+            match=rf"written for CDNA \(gfx9\.\.\.\), the GPU is {name}; use impl=.torch. or .auto.",
+        ):
             kernels.provider("triton", gpu, torch.float32)
     else:
         assert kernels.provider("triton", gpu, torch.float32) == "triton"

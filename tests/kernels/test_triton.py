@@ -7,7 +7,7 @@ import pytest
 import torch
 from operator_cases import OPTIONS, assert_close_to_oracle, assert_exercised, make_case
 
-from eagc_ops.kernels import reference
+from eagc_ops.kernels import formulas
 from eagc_ops.kernels.tiles import SMALL as SMALL_ENTRY
 from eagc_ops.kernels.tiles import Tile, pick
 
@@ -22,7 +22,9 @@ def launch():
     return launch
 
 
-@pytest.mark.parametrize("tile", [SMALL, SMALL._replace(block_n=32), SMALL._replace(block_m=32, block_k=32)], ids=str)
+@pytest.mark.parametrize(
+    "tile", [SMALL, SMALL._replace(block_n=32), SMALL._replace(block_m=32, block_k=32)], ids=str
+)
 @pytest.mark.parametrize("shape", [(5, 16), (40, 48), (90, 50)], ids=str)
 def test_many_blocks_in_both_directions(launch, tile, shape):
     case = make_case(*shape)
@@ -42,9 +44,13 @@ def test_high_precision_keeps_the_matrix_in_fp32(launch, dtype):
     case = make_case(40, 48, dtype=dtype)
     _, energy, _ = launch.coordinate(*case.inputs(), precision="high", **OPTIONS)
     unlabelled = ~case.mask
-    torch.testing.assert_close(energy[unlabelled].double(), case.oracle(torch.float32)[1][unlabelled], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        energy[unlabelled].double(), case.oracle(torch.float32)[1][unlabelled], rtol=0, atol=1e-6
+    )
     _, rounded, _ = launch.coordinate(*case.inputs(), **OPTIONS)
-    torch.testing.assert_close(rounded[unlabelled].double(), case.oracle(dtype)[1][unlabelled], rtol=0, atol=1e-6)
+    torch.testing.assert_close(
+        rounded[unlabelled].double(), case.oracle(dtype)[1][unlabelled], rtol=0, atol=1e-6
+    )
     assert not torch.equal(energy, rounded)
 
 
@@ -69,7 +75,11 @@ def test_arrival_order_does_not_change_a_bit(launch, monkeypatch):
         shuffled = random.Random(seed).sample(places, len(places))
         visit = dict(zip(places, shuffled))
         orders.add(tuple(shuffled))
-        monkeypatch.setattr(interpreter.interpreter_builder, "set_grid_idx", lambda x, y, z, visit=visit: set_index(*visit[x, y], z))
+        monkeypatch.setattr(
+            interpreter.interpreter_builder,
+            "set_grid_idx",
+            lambda x, y, z, visit=visit: set_index(*visit[x, y], z),
+        )
         for mine, first in zip(run(), plain):
             assert torch.equal(mine.nan_to_num(7.0), first.nan_to_num(7.0))
     assert len(orders) == 6
@@ -79,11 +89,11 @@ def test_the_floors_are_those_of_the_formulas(launch, monkeypatch):
     """The kernels' two numbers are the reference's, and they are what the kernels compute with: other ones give other results."""
     from eagc_ops.kernels import fused
 
-    assert (fused.NORM_FLOOR.value, fused.ENERGY_FLOOR.value) == (reference.NORM_FLOOR, reference.ENERGY_FLOOR)
+    assert (fused.NORM_FLOOR.value, fused.ENERGY_FLOOR.value) == (formulas.NORM_FLOOR, formulas.ENERGY_FLOOR)
     case = make_case(20, 12, labelled=0.0)
     for name, value in (("NORM_FLOOR", 50.0), ("ENERGY_FLOOR", 0.5)):
         monkeypatch.setattr(fused, name, type(fused.NORM_FLOOR)(value))
-        monkeypatch.setattr(reference, name, value)
+        monkeypatch.setattr(formulas, name, value)
         _, energy, weight = launch.coordinate(*case.inputs(), tile=SMALL, **OPTIONS)
         _, exact_energy, exact_weight = case.oracle()
         torch.testing.assert_close(energy.double(), exact_energy, rtol=0, atol=1e-6)
@@ -93,7 +103,9 @@ def test_the_floors_are_those_of_the_formulas(launch, monkeypatch):
 def test_arrival_counters_are_left_at_zero(launch):
     case = make_case(70, 64)
     launch.coordinate(*case.inputs(), tile=SMALL, **OPTIONS)
-    launch.labelled_energy(case.z, case.mask, case.matrix, torch.tensor(0.3), momentum=0.9, update=True, tile=SMALL)
+    launch.labelled_energy(
+        case.z, case.mask, case.matrix, torch.tensor(0.3), momentum=0.9, update=True, tile=SMALL
+    )
     assert launch._counters and all((counters == 0).all() for counters in launch._counters.values())
 
 
@@ -113,9 +125,14 @@ def test_more_rows_than_the_kernel_looks_through_itself(launch):
     case = make_case(rows, 8)
     tile = Tile(64, 16, 16, 4, 1)
     assert_close_to_oracle(launch.coordinate(*case.inputs(), tile=tile, **OPTIONS)[0], case)
-    sums, _ = launch.labelled_energy(case.z, case.mask, case.matrix, torch.tensor(0.3), momentum=0.9, update=True, tile=tile)
+    sums, _ = launch.labelled_energy(
+        case.z, case.mask, case.matrix, torch.tensor(0.3), momentum=0.9, update=True, tile=tile
+    )
     torch.testing.assert_close(
-        sums.double(), reference.labelled_energy(case.z.double(), case.mask, case.matrix.double()), rtol=1e-6, atol=0
+        sums.double(),
+        formulas.labelled_energy(case.z.double(), case.mask, case.matrix.double()),
+        rtol=1e-6,
+        atol=0,
     )
 
 
@@ -129,9 +146,14 @@ def test_addresses_beyond_32_bits(launch, monkeypatch):
     far = [apart[:, i * 16 : i * 16 + 16].copy_(x) for i, x in enumerate(rows)]
     assert far[0].stride(0) * 3 > 2**31
     near = launch.coordinate(*rows, mask, case.matrix, case.energy_ref, tile=SMALL, **OPTIONS)
-    for mine, expected in zip(launch.coordinate(*far, mask, case.matrix, case.energy_ref, tile=SMALL, **OPTIONS), near):
+    for mine, expected in zip(
+        launch.coordinate(*far, mask, case.matrix, case.energy_ref, tile=SMALL, **OPTIONS), near
+    ):
         assert torch.equal(mine.nan_to_num(7.0), expected.nan_to_num(7.0))
-    used = [launch.labelled_energy(z, mask, case.matrix, torch.tensor(0.3), momentum=0.9, update=True)[1] for z in (far[1], case.z)]
+    used = [
+        launch.labelled_energy(z, mask, case.matrix, torch.tensor(0.3), momentum=0.9, update=True)[1]
+        for z in (far[1], case.z)
+    ]
     assert torch.equal(*used)
 
 
@@ -146,7 +168,9 @@ def test_addresses_beyond_32_bits(launch, monkeypatch):
     ids=str,
 )
 @pytest.mark.parametrize("hip", [None, "7.0"])
-def test_a_launch_on_a_gpu_has_the_constants_it_was_compiled_with(launch, monkeypatch, precision, dtype, expected, hip):
+def test_a_launch_on_a_gpu_has_the_constants_it_was_compiled_with(
+    launch, monkeypatch, precision, dtype, expected, hip
+):
     """What `aot` compiles is what is launched: the constants of a launch, the device's vendor included."""
     calls = []
     monkeypatch.setattr(launch, "coordinate_kernel", _Spy(None, calls))
@@ -156,8 +180,16 @@ def test_a_launch_on_a_gpu_has_the_constants_it_was_compiled_with(launch, monkey
     launch.coordinate(*case.inputs(), precision=precision, **OPTIONS)
     (found,) = calls
     tile = pick("interpreter", 20, 32, dtype, precision)
-    assert found["AMD"] == (hip is not None) and found["PRECISION"] == expected["PRECISION"] and str(found["DOT"]) == expected["DOT"]
-    assert (found["BLOCK_M"], found["num_warps"], found["num_stages"]) == (tile.block_m, tile.warps, tile.stages)
+    assert (
+        found["AMD"] == (hip is not None)
+        and found["PRECISION"] == expected["PRECISION"]
+        and str(found["DOT"]) == expected["DOT"]
+    )
+    assert (found["BLOCK_M"], found["num_warps"], found["num_stages"]) == (
+        tile.block_m,
+        tile.warps,
+        tile.stages,
+    )
 
 
 def test_a_reference_of_another_dtype_gets_the_small_tile(launch, monkeypatch):
@@ -190,8 +222,13 @@ def test_warmup_launches_what_a_module_will(launch, monkeypatch):
     matrix = torch.eye(16) * 0.5
     launch.warmup(20, torch.bfloat16, matrix, anchor="sum", tau="uniform")
     given = [c["arguments"] for c in seen["coordinate"]]
-    forms = {(a[2] if a[2] is None else a[2].dtype, a[8] is None, a[9] is None) for a in given}  # z_ref, scale, count
-    assert forms == set(itertools.product((None, torch.bfloat16, torch.float32), (True, False), (True, False))) and len(given) == 12
+    forms = {
+        (a[2] if a[2] is None else a[2].dtype, a[8] is None, a[9] is None) for a in given
+    }  # z_ref, scale, count
+    assert (
+        forms == set(itertools.product((None, torch.bfloat16, torch.float32), (True, False), (True, False)))
+        and len(given) == 12
+    )
     assert {c["MEAN"] for c in seen["coordinate"]} == {False}
     assert {c["UNIFORM"] for c in seen["coordinate"]} == {True}
     assert {c["UPDATE"] for c in seen["labelled_energy"]} == {True, False}

@@ -1,7 +1,8 @@
-"""What the tests of runs share."""
+"""Fixtures that the tests of several rooms share."""
 
 import pytest
 import small_runs
+from layouts import pictures  # noqa: F401  (a fixture)
 
 
 @pytest.fixture(scope="module")

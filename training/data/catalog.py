@@ -70,7 +70,11 @@ class Images:
             return Image.fromarray(self.source[position])
         try:
             return pil_loader(self.source[position])
-        except (OSError, SyntaxError, ValueError) as error:  # PIL's message alone does not always name the file
+        except (
+            OSError,
+            SyntaxError,
+            ValueError,
+        ) as error:  # PIL's message alone does not always name the file
             raise OSError(f"cannot read the image {self.source[position]}: {error}") from error
 
 
@@ -86,13 +90,19 @@ def read_images(name: str, root: str | Path | None, part: str = "train") -> Imag
         raise ValueError(f"dataset {name!r} is not known; choose one of {', '.join(DATASETS)}")
     spec = SPECS[name]
     if part not in ("train", "test") or (part == "test" and not spec.test):
-        raise ValueError(f"{spec.title} has no part {part!r}; parts are 'train' and, for the published datasets, 'test'")
+        raise ValueError(
+            f"{spec.title} has no part {part!r}; parts are 'train' and, for the published datasets, 'test'"
+        )
     if name == "digits":
         if root is not None:
-            raise ValueError(f"digits come with scikit-learn and have no root, got root={str(root)!r}; leave it out")
+            raise ValueError(
+                f"digits come with scikit-learn and have no root, got root={str(root)!r}; leave it out"
+            )
         return _digits()
     if root is None or not Path(root).expanduser().is_dir():
-        raise FileNotFoundError(f"root {str(root)!r} is not a folder; {spec.title} needs one that holds: {spec.layout}")
+        raise FileNotFoundError(
+            f"root {str(root)!r} is not a folder; {spec.title} needs one that holds: {spec.layout}"
+        )
     root = Path(root).expanduser()
     nested = spec.inner != "" and (root / spec.inner).is_dir()
     home = root / spec.inner if nested else root
@@ -122,9 +132,13 @@ def imagenet100_wnids() -> list[str]:
 def _check_classes(targets: np.ndarray, classes: int) -> None:
     absent = sorted(set(range(classes)) - set(targets.tolist()))
     if absent:
-        raise ValueError(f"{len(absent)} of {classes} classes have no training image (class indices {str(absent[:10])[1:-1]})")
+        raise ValueError(
+            f"{len(absent)} of {classes} classes have no training image (class indices {str(absent[:10])[1:-1]})"
+        )
     if targets.min() < 0 or targets.max() >= classes:
-        raise ValueError(f"class indices run from {targets.min()} to {targets.max()} instead of 0 to {classes - 1}")
+        raise ValueError(
+            f"class indices run from {targets.min()} to {targets.max()} instead of 0 to {classes - 1}"
+        )
 
 
 def _cifar(home: Path, part: str, official: type[CIFAR10], key: str) -> Images:
@@ -135,14 +149,24 @@ def _cifar(home: Path, part: str, official: type[CIFAR10], key: str) -> Images:
         content = (home / file).read_bytes()
         found = hashlib.md5(content, usedforsecurity=False).hexdigest()
         if found != md5:
-            warnings.warn(f"{home / file} has md5 {found}, the published file has {md5}: not the official images", stacklevel=2)
+            warnings.warn(
+                f"{home / file} has md5 {found}, the published file has {md5}: not the official images",
+                stacklevel=2,
+            )
         entry = read_pickle(content, home / file, ARRAYS, encoding="latin1")
         data, batch = (entry.get("data"), entry.get(key)) if isinstance(entry, dict) else (None, None)
-        if not isinstance(data, np.ndarray) or data.dtype != np.uint8 or not isinstance(batch, list) or data.shape != (len(batch), 3072):
+        if (
+            not isinstance(data, np.ndarray)
+            or data.dtype != np.uint8
+            or not isinstance(batch, list)
+            or data.shape != (len(batch), 3072)
+        ):
             raise ValueError(f"{file} lacks 'data' (uint8, n x 3072) or {key!r} (a list of n)")
         pixels.append(data)
         labels.extend(batch)
-    planes = np.concatenate(pixels).reshape(-1, 3, 32, 32)  # rows hold the R, G and B plane one after the other
+    planes = np.concatenate(pixels).reshape(
+        -1, 3, 32, 32
+    )  # rows hold the R, G and B plane one after the other
     return Images(np.ascontiguousarray(planes.transpose(0, 2, 3, 1)), np.array(labels, np.int64))
 
 
@@ -156,17 +180,26 @@ def _imagenet100(home: Path, part: str) -> Images:
             f"{directory.name}/ has {len(folders)} folders and lacks {len(absent)} of the protocol's 100 wnids, first {absent[0]}. "
             "Other choices named ImageNet-100 exist; take the 1,000 folders of ImageNet, or the right 100 of them"
         )
-    return replace(_tree(directory, wnids), notes=(f"{len(folders)} wnid folders on disk, the protocol's 100 chosen by wnid",))
+    return replace(
+        _tree(directory, wnids),
+        notes=(f"{len(folders)} wnid folders on disk, the protocol's 100 chosen by wnid",),
+    )
 
 
 def _cub(home: Path, part: str) -> Images:
-    paths, labels, is_train = (_pairs(home / f) for f in ("images.txt", "image_class_labels.txt", "train_test_split.txt"))
+    paths, labels, is_train = (
+        _pairs(home / f) for f in ("images.txt", "image_class_labels.txt", "train_test_split.txt")
+    )
     if not paths.keys() == labels.keys() == is_train.keys():
-        raise ValueError("images.txt, image_class_labels.txt and train_test_split.txt do not list the same image ids")
+        raise ValueError(
+            "images.txt, image_class_labels.txt and train_test_split.txt do not list the same image ids"
+        )
     if not set(is_train.values()) <= {"0", "1"}:
         raise ValueError("train_test_split.txt has values other than 0 and 1")
     ids = [i for i in paths if is_train[i] == ("1" if part == "train" else "0")]
-    return Images([str(home / "images" / paths[i]) for i in ids], np.array([int(labels[i]) - 1 for i in ids], np.int64))
+    return Images(
+        [str(home / "images" / paths[i]) for i in ids], np.array([int(labels[i]) - 1 for i in ids], np.int64)
+    )
 
 
 def _scars(home: Path, part: str) -> Images:
@@ -180,9 +213,14 @@ def _scars(home: Path, part: str) -> Images:
         raise FileNotFoundError(f"no file {file}")
     try:
         rows = np.atleast_1d(loadmat(file, squeeze_me=True)["annotations"])
-        paths, classes = [str(home / f"cars_{part}" / row["fname"]) for row in rows], [int(row["class"]) - 1 for row in rows]
+        paths, classes = (
+            [str(home / f"cars_{part}" / row["fname"]) for row in rows],
+            [int(row["class"]) - 1 for row in rows],
+        )
     except Exception as error:  # scipy raises many kinds on a damaged file
-        raise ValueError(f"{file} has no readable 'annotations' with fields class and fname: {error!r}") from error
+        raise ValueError(
+            f"{file} has no readable 'annotations' with fields class and fname: {error!r}"
+        ) from error
     return Images(paths, np.array(classes, np.int64))
 
 
@@ -192,14 +230,21 @@ def _aircraft(home: Path, part: str) -> Images:
     variants = _pairs(file)
     names = sorted(set(variants.values()))
     if len(names) != 100:
-        raise ValueError(f"{file.name} names {len(names)} variants instead of 100, so their ranks are not the protocol's class indices")
+        raise ValueError(
+            f"{file.name} names {len(names)} variants instead of 100, so their ranks are not the protocol's class indices"
+        )
     rank = {name: i for i, name in enumerate(names)}
-    return Images([str(home / "data" / "images" / f"{i}.jpg") for i in variants], np.array([rank[v] for v in variants.values()], np.int64))
+    return Images(
+        [str(home / "data" / "images" / f"{i}.jpg") for i in variants],
+        np.array([rank[v] for v in variants.values()], np.int64),
+    )
 
 
 def _herbarium19(home: Path, part: str) -> Images:
     directory = home / ("small-train" if part == "train" else "small-validation")
-    names = find_classes(directory)[0]  # sorted as strings: "0", "1", "10", "100", ... is the protocol's order
+    names = find_classes(directory)[
+        0
+    ]  # sorted as strings: "0", "1", "10", "100", ... is the protocol's order
     expected = sorted(str(i) for i in range(683))
     foreign, absent = sorted(set(names) - set(expected)), sorted(set(expected) - set(names), key=int)
     if foreign or (absent and part == "train"):
@@ -223,8 +268,12 @@ def _digits() -> Images:
 
 
 def _tree(directory: Path, names: list[str], allow_empty: bool = False) -> Images:
-    samples = make_dataset(directory, {name: i for i, name in enumerate(names)}, IMG_EXTENSIONS, allow_empty=allow_empty)
-    return Images([path for path, _ in samples], np.array([label for _, label in samples], np.int64), tuple(names))
+    samples = make_dataset(
+        directory, {name: i for i, name in enumerate(names)}, IMG_EXTENSIONS, allow_empty=allow_empty
+    )
+    return Images(
+        [path for path, _ in samples], np.array([label for _, label in samples], np.int64), tuple(names)
+    )
 
 
 def _pairs(file: Path) -> dict[str, str]:

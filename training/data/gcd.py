@@ -62,7 +62,9 @@ class GCDData:
     test_transform: Callable[[Image.Image], Tensor]
     image_size: int
     channels: int
-    split_hash: str  # sha256 over the positions of L (in their order) and U and over the known and novel class lists
+    split_hash: (
+        str  # sha256 over the positions of L (in their order) and U and over the known and novel class lists
+    )
     notes: tuple[str, ...]  # which folder and which split were found
 
     @property
@@ -70,7 +72,13 @@ class GCDData:
         return Merged(self.labelled, self.unlabelled)
 
 
-def open_data(name: str, root: str | Path | None = None, *, split_file: str | Path | None = None, image_size: int | None = None) -> GCDData:
+def open_data(
+    name: str,
+    root: str | Path | None = None,
+    *,
+    split_file: str | Path | None = None,
+    image_size: int | None = None,
+) -> GCDData:
     """Open dataset `name` (one of `DATASETS`) under `root`; `image_size` defaults to 224 (digits: 16).
 
     `split_file` is the class split of CUB, Cars, Aircraft and `folder`: see `class_split`. No image is decoded here.

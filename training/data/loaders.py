@@ -88,7 +88,9 @@ def sampler_weights(labelled: int, unlabelled: int, weighting: str = "simgcd") -
     if weighting not in ("simgcd", "selex"):
         raise ValueError(f"weighting must be 'simgcd' or 'selex', got {weighting!r}")
     share = labelled / (unlabelled if weighting == "simgcd" else labelled + unlabelled)
-    return torch.cat([torch.ones(labelled, dtype=torch.float64), torch.full((unlabelled,), share, dtype=torch.float64)])
+    return torch.cat(
+        [torch.ones(labelled, dtype=torch.float64), torch.full((unlabelled,), share, dtype=torch.float64)]
+    )
 
 
 def draw_key(*numbers: int) -> int:
@@ -128,10 +130,20 @@ class TrainLoader:
         if not 0 <= rank < world:
             raise ValueError(f"rank must lie in 0 .. world - 1, got rank={rank}, world={world}")
         if batch_size < 1 or batch_size % world:
-            raise ValueError(f"batch_size is that of all ranks and must be a positive multiple of world={world}, got {batch_size}")
+            raise ValueError(
+                f"batch_size is that of all ranks and must be a positive multiple of world={world}, got {batch_size}"
+            )
         if drop_last and size < batch_size:
-            raise ValueError(f"batch_size={batch_size} is larger than the {size} images of an epoch; choose a smaller one")
-        self._order, self._batch_size, self._seed, self._rank, self._world = order, batch_size, seed, rank, world
+            raise ValueError(
+                f"batch_size={batch_size} is larger than the {size} images of an epoch; choose a smaller one"
+            )
+        self._order, self._batch_size, self._seed, self._rank, self._world = (
+            order,
+            batch_size,
+            seed,
+            rank,
+            world,
+        )
         self._steps = size // batch_size if drop_last else -(-size // batch_size)
         self._sampler = _Sampler()
         self._loader = DataLoader(
@@ -148,18 +160,25 @@ class TrainLoader:
     def draws(self, epoch: int, start: int = 0) -> list[list[Draw]]:
         """The draws of this rank, batch by batch, from batch `start` on."""
         if epoch < 0 or not 0 <= start <= len(self):
-            raise ValueError(f"epoch must be >= 0 and start in 0 .. {len(self)}, got epoch={epoch}, start={start}")
+            raise ValueError(
+                f"epoch must be >= 0 and start in 0 .. {len(self)}, got epoch={epoch}, start={start}"
+            )
         order = self._order(torch.Generator().manual_seed(draw_key(self._seed, epoch))).tolist()
         share = self._batch_size // self._world
         firsts = [b * self._batch_size + self._rank * share for b in range(start, len(self))]
-        return [[Draw(epoch, p, order[p]) for p in range(first, min(first + share, len(order)))] for first in firsts]
+        return [
+            [Draw(epoch, p, order[p]) for p in range(first, min(first + share, len(order)))]
+            for first in firsts
+        ]
 
     def _iterate(self, draws: list[list[Draw]]) -> Iterator[Batch]:
         self._sampler.draws = draws
         batches = iter(self._loader)
         for _ in draws:
             if self._loader.num_workers and self._sampler.draws is not draws:
-                raise RuntimeError("another epoch of this loader was started; with workers only the last one can be iterated")
+                raise RuntimeError(
+                    "another epoch of this loader was started; with workers only the last one can be iterated"
+                )
             yield next(batches)
 
 
@@ -168,7 +187,15 @@ class SequentialLoader(TrainLoader):
 
     def __init__(self, data: GCDData, order: Tensor, batch_size: int, workers: int) -> None:
         fetch = KeyedViews(data.merged, data.test_transform, 1, 0)
-        super().__init__(fetch, lambda _: order, size=len(order), batch_size=batch_size, seed=0, drop_last=False, workers=workers)
+        super().__init__(
+            fetch,
+            lambda _: order,
+            size=len(order),
+            batch_size=batch_size,
+            seed=0,
+            drop_last=False,
+            workers=workers,
+        )
 
     def __iter__(self) -> Iterator[Batch]:
         return self.epoch(0)
@@ -186,4 +213,9 @@ class _Sampler:
 
 def _collate(items: list[tuple[list[Tensor], int, int, bool]]) -> Batch:
     views, label, uq_idx, labelled = zip(*items)
-    return Batch([torch.stack(v) for v in zip(*views)], torch.tensor(label), torch.tensor(uq_idx), torch.tensor(labelled))
+    return Batch(
+        [torch.stack(v) for v in zip(*views)],
+        torch.tensor(label),
+        torch.tensor(uq_idx),
+        torch.tensor(labelled),
+    )

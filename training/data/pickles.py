@@ -9,16 +9,23 @@ import numpy as np
 
 # Lists, dicts, strings and numbers need no name at all; 341 entries of the Herbarium19 split are numpy integers.
 CONTAINERS: dict[tuple[str, str], Any] = {}
-INTEGER_SCALARS = {("numpy.core.multiarray", "scalar"): np.int64(0).__reduce__()[0], ("numpy", "dtype"): np.dtype}
+INTEGER_SCALARS = {
+    ("numpy.core.multiarray", "scalar"): np.int64(0).__reduce__()[0],
+    ("numpy", "dtype"): np.dtype,
+}
 ARRAYS = {  # CIFAR
     ("numpy.core.multiarray", "_reconstruct"): np.zeros(1).__reduce__()[0],
-    ("numpy._core.multiarray", "_reconstruct"): np.zeros(1).__reduce__()[0],  # the same function in files written by numpy 2
+    ("numpy._core.multiarray", "_reconstruct"): np.zeros(1).__reduce__()[
+        0
+    ],  # the same function in files written by numpy 2
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
 }
 
 
-def read_pickle(content: bytes, source: object, allowed: Mapping[tuple[str, str], Any], encoding: str = "ASCII") -> Any:
+def read_pickle(
+    content: bytes, source: object, allowed: Mapping[tuple[str, str], Any], encoding: str = "ASCII"
+) -> Any:
     """The object pickled in `content`; a name outside `allowed` is refused before it is looked up.
 
     A pickle calls what it names, so the only safe reader is one that knows every name beforehand. `source` is the path
@@ -37,4 +44,6 @@ def read_pickle(content: bytes, source: object, allowed: Mapping[tuple[str, str]
     try:
         return Restricted(io.BytesIO(content), encoding=encoding).load()
     except Exception as error:  # a damaged pickle can raise almost anything
-        raise ValueError(f"{source} is refused or damaged: {error}. It was not run; download the published file again") from error
+        raise ValueError(
+            f"{source} is refused or damaged: {error}. It was not run; download the published file again"
+        ) from error

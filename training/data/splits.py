@@ -22,8 +22,14 @@ from eagc_ops.training.data.pickles import CONTAINERS, INTEGER_SCALARS, read_pic
 PUBLISHED = {
     "cub": ("cub_osr_splits.pkl", "48bdcaa05603d932037738d3df776ab500945e9b7aeff85f4668305bf71bd1e7"),
     "scars": ("scars_osr_splits.pkl", "28d471f0fb9e2c773e1255b8b447e542974f6617952203056a0635c638513d39"),
-    "aircraft": ("aircraft_osr_splits.pkl", "2a2481307cec7821721d6a73c1a3ca77db7e657649e043d1a83aa7dd81a5a194"),
-    "herbarium19": ("herbarium_19_class_splits.pkl", "6ddd0b23888e9d9d8bd7150cafb608ddcf1804a1a1d601444e96edd499225170"),
+    "aircraft": (
+        "aircraft_osr_splits.pkl",
+        "2a2481307cec7821721d6a73c1a3ca77db7e657649e043d1a83aa7dd81a5a194",
+    ),
+    "herbarium19": (
+        "herbarium_19_class_splits.pkl",
+        "6ddd0b23888e9d9d8bd7150cafb608ddcf1804a1a1d601444e96edd499225170",
+    ),
 }
 
 
@@ -52,16 +58,28 @@ def class_split(name: str, split_file: str | Path | None = None, names: Sequence
         return _folder_split(path, names)
     spec = SPECS[name]
     if path is None and name == "herbarium19":
-        old = np.random.RandomState(0).choice(683, 341, replace=False).tolist()  # equal to the published list, order included
-        return ClassSplit(tuple(old), tuple(sorted(set(range(683)) - set(old))), notes=("class split made by formula",))
+        old = (
+            np.random.RandomState(0).choice(683, 341, replace=False).tolist()
+        )  # equal to the published list, order included
+        return ClassSplit(
+            tuple(old), tuple(sorted(set(range(683)) - set(old))), notes=("class split made by formula",)
+        )
     if name in PUBLISHED:
         return _published_split(name, path)
     if path is not None:
-        raise ValueError(f"the class split of {name} is a formula and reads no file, got split_file={str(path)!r}; leave it out")
-    return ClassSplit(tuple(range(spec.known)), tuple(range(spec.known, spec.known + spec.novel)), notes=("class split made by formula",))
+        raise ValueError(
+            f"the class split of {name} is a formula and reads no file, got split_file={str(path)!r}; leave it out"
+        )
+    return ClassSplit(
+        tuple(range(spec.known)),
+        tuple(range(spec.known, spec.known + spec.novel)),
+        notes=("class split made by formula",),
+    )
 
 
-def labelled_positions(targets: np.ndarray, split: ClassSplit, *, permuted: bool = False) -> tuple[np.ndarray, np.ndarray]:
+def labelled_positions(
+    targets: np.ndarray, split: ClassSplit, *, permuted: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Positions (int64) of the labelled set L and of the unlabelled set U.
 
     L is `int(fraction * n)` of the n known-class images, drawn from the pool and not per class, always with seed 0;
@@ -73,7 +91,9 @@ def labelled_positions(targets: np.ndarray, split: ClassSplit, *, permuted: bool
     pool = np.flatnonzero(np.isin(targets, split.known))
     drawn = pool[np.random.RandomState(0).permutation(len(pool))[: int(split.labelled_fraction * len(pool))]]
     if len(drawn) == 0:
-        raise ValueError(f"labelled fraction {split.labelled_fraction} of {len(pool)} known-class images leaves none labelled")
+        raise ValueError(
+            f"labelled fraction {split.labelled_fraction} of {len(pool)} known-class images leaves none labelled"
+        )
     return drawn if permuted else np.sort(drawn), np.setdiff1d(np.arange(len(targets)), drawn)
 
 
@@ -102,7 +122,9 @@ def _published_split(name: str, path: Path | None) -> ClassSplit:
     found = hashlib.sha256(content).hexdigest()
     if path.suffix == ".json":
         entries = _parse(path, json.loads)
-        note = f"{path} (sha256 {found}) is JSON: its bytes cannot be compared with {file} (sha256 {published})"
+        note = (
+            f"{path} (sha256 {found}) is JSON: its bytes cannot be compared with {file} (sha256 {published})"
+        )
     elif path.suffix == ".pkl":
         entries = read_pickle(content, path, INTEGER_SCALARS if name == "herbarium19" else CONTAINERS)
         note = f"{path} has sha256 {found}, the published {file} has {published}"
@@ -114,7 +136,10 @@ def _published_split(name: str, path: Path | None) -> ClassSplit:
         if name == "herbarium19":
             known, novel = entries["Old"], entries["New"]
         else:  # novel classes in the order Hard, Medium, Easy, whatever order the file stores
-            known, novel = entries["known_classes"], [c for level in ("Hard", "Medium", "Easy") for c in entries["unknown_classes"][level]]
+            known, novel = (
+                entries["known_classes"],
+                [c for level in ("Hard", "Medium", "Easy") for c in entries["unknown_classes"][level]],
+            )
         known, novel = _integers(known), _integers(novel)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} does not have the keys and integer lists of {file}: {error!r}") from error
@@ -136,18 +161,34 @@ def _folder_split(path: Path | None, names: Sequence[str]) -> ClassSplit:
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise ValueError(f"split_file {str(path)!r}: expected .json, .yaml or .yml")
     entries = _parse(path, json.loads if path.suffix == ".json" else yaml.safe_load)
-    if not isinstance(entries, dict) or not {"known_classes"} <= entries.keys() <= {"known_classes", "labelled_fraction"}:
-        raise ValueError(f"{path} needs the key 'known_classes' and may have 'labelled_fraction', nothing else")
+    if not isinstance(entries, dict) or not {"known_classes"} <= entries.keys() <= {
+        "known_classes",
+        "labelled_fraction",
+    }:
+        raise ValueError(
+            f"{path} needs the key 'known_classes' and may have 'labelled_fraction', nothing else"
+        )
     known, fraction = entries["known_classes"], entries.get("labelled_fraction", 0.5)
-    if not isinstance(known, list) or not all(isinstance(k, str) for k in known):  # YAML turns 001 and no into other types
-        raise ValueError(f"{path}: 'known_classes' must be a list of folder names; put names such as 001 or no in quotes")
+    if not isinstance(known, list) or not all(
+        isinstance(k, str) for k in known
+    ):  # YAML turns 001 and no into other types
+        raise ValueError(
+            f"{path}: 'known_classes' must be a list of folder names; put names such as 001 or no in quotes"
+        )
     unknown = [k for k in known if k not in names]
     if unknown or len(set(known)) != len(known) or not 0 < len(known) < len(names):
-        raise ValueError(f"{path}: 'known_classes' must name some, not all, of {len(names)} folders, each once; not found: {unknown[:3]}")
+        raise ValueError(
+            f"{path}: 'known_classes' must name some, not all, of {len(names)} folders, each once; not found: {unknown[:3]}"
+        )
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ValueError(f"{path}: 'labelled_fraction' must lie between 0 and 1, got {fraction!r}")
     novel = sorted(set(range(len(names))) - {names.index(k) for k in known})
-    return ClassSplit(tuple(names.index(k) for k in known), tuple(novel), float(fraction), (f"class split read from {path}",))
+    return ClassSplit(
+        tuple(names.index(k) for k in known),
+        tuple(novel),
+        float(fraction),
+        (f"class split read from {path}",),
+    )
 
 
 def _parse(path: Path, parser: Any) -> Any:

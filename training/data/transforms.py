@@ -23,6 +23,11 @@ def digits_transforms(image_size: int = 16) -> tuple[T.Compose, T.Compose]:
     Train: a small rotation and shift; no flip, since a mirrored digit is none.
     """
     resize = T.Resize((image_size, image_size), BICUBIC)
-    tensor = [T.ToTensor(), T.Normalize((0.305,), (0.376,))]  # mean and deviation of the 1,797 images scaled to [0, 1]
-    train = T.Compose([resize, T.RandomAffine(degrees=10, translate=(0.1, 0.1), interpolation=BILINEAR), *tensor])
+    tensor = [
+        T.ToTensor(),
+        T.Normalize((0.305,), (0.376,)),
+    ]  # mean and deviation of the 1,797 images scaled to [0, 1]
+    train = T.Compose(
+        [resize, T.RandomAffine(degrees=10, translate=(0.1, 0.1), interpolation=BILINEAR), *tensor]
+    )
     return train, T.Compose([resize, *tensor])

@@ -44,7 +44,9 @@ def verify(name: str, root: str | Path | None = None, split_file: str | Path | N
             _check(lines, name, root, split_file)
         except (OSError, ValueError) as error:
             lines.append(f"WRONG: {error}")
-    lines += [f"warning: {warning.message}" for warning in caught if issubclass(warning.category, UserWarning)]
+    lines += [
+        f"warning: {warning.message}" for warning in caught if issubclass(warning.category, UserWarning)
+    ]
     return Verification(tuple(lines), not any(line.startswith("WRONG") for line in lines))
 
 
@@ -84,5 +86,9 @@ def _count(what: str, found: int, expected: int) -> str:
 
 
 def _absent_files(images: Images) -> list[str]:
-    absent = [path for path in images.source if not os.path.isfile(path)] if isinstance(images.source, list) else []
+    absent = (
+        [path for path in images.source if not os.path.isfile(path)]
+        if isinstance(images.source, list)
+        else []
+    )
     return [f"WRONG: {len(absent):,} listed images are missing, the first is {absent[0]}"] if absent else []

@@ -144,7 +144,9 @@ class Prototypes(nn.Module):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        self.weight = nn.Parameter(nn.Linear(dim, classes, bias=False).weight.detach())  # direction v, PyTorch's default init
+        self.weight = nn.Parameter(
+            nn.Linear(dim, classes, bias=False).weight.detach()
+        )  # direction v, PyTorch's default init
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1))

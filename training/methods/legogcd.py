@@ -20,7 +20,15 @@ from eagc_ops.training.methods.base import Loss, Problem, Rows, register
 from eagc_ops.training.methods.simgcd import SimGCD, SimGCDConfig
 
 # By data set, the authors' and the release's alike; me-max weight 1 elsewhere
-THRESHOLD = {"cub": 0.7, "scars": 0.85, "aircraft": 0.9, "cifar10": 0.95, "cifar100": 0.85, "imagenet100": 0.8, "herbarium19": 0.7}
+THRESHOLD = {
+    "cub": 0.7,
+    "scars": 0.85,
+    "aircraft": 0.9,
+    "cifar10": 0.95,
+    "cifar100": 0.85,
+    "imagenet100": 0.8,
+    "herbarium19": 0.7,
+}
 MEMAX = {"cub": 2.0, "cifar100": 2.0}
 # Written into the published code
 LER_WEIGHT = 2.0
@@ -34,12 +42,18 @@ class LegoGCDConfig(SimGCDConfig):
     """Settings of LegoGCD."""
 
     threshold: float = option(0.85, "confidence from which an unlabelled row counts as known", at_least=0)
-    dual_view_kl: bool = option(True, "KL term between the two views' predictions (missing in the release of EAGC)")
+    dual_view_kl: bool = option(
+        True, "KL term between the two views' predictions (missing in the release of EAGC)"
+    )
 
     @classmethod
-    def recipe(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
+    def preset_values(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
         threshold = THRESHOLD.get(dataset, cls.threshold)
-        return {"threshold": threshold, "memax_weight": MEMAX.get(dataset, 1.0), "dual_view_kl": preset != "release"}
+        return {
+            "threshold": threshold,
+            "memax_weight": MEMAX.get(dataset, 1.0),
+            "dual_view_kl": preset != "release",
+        }
 
 
 @register("legogcd")
@@ -56,9 +70,13 @@ class LegoGCD(SimGCD):
     def loss(self, outputs: tuple[Tensor, Tensor], rows: Rows) -> Loss:
         config, logits = self.config, outputs[0]
         supervised, unsupervised, terms = super().loss(outputs, rows)
-        known = confident_known(logits, rows.labelled, self.problem.known, config.threshold, config.student_temp)
+        known = confident_known(
+            logits, rows.labelled, self.problem.known, config.threshold, config.student_temp
+        )
         terms |= {"ler": local_entropy(logits, known, self.qhat), "ler_rows": known.float().mean()}
-        unsupervised = unsupervised + LER_WEIGHT * terms["ler"]  # outside the mix of w and 1 - w, from the first step on
+        unsupervised = (
+            unsupervised + LER_WEIGHT * terms["ler"]
+        )  # outside the mix of w and 1 - w, from the first step on
         if config.dual_view_kl:
             terms["dkl"] = dual_view_kl(logits, config.student_temp)
             unsupervised = unsupervised + (1 - config.sup_weight) * terms["dkl"]
@@ -72,7 +90,9 @@ class LegoGCD(SimGCD):
         self.qhat.mul_(QHAT_MOMENTUM).add_(F.softmax(logits, dim=1).mean(0), alpha=1 - QHAT_MOMENTUM)
 
 
-def confident_known(logits: Tensor, labelled: Tensor, known: int, threshold: float, temperature: float = 0.1) -> Tensor:
+def confident_known(
+    logits: Tensor, labelled: Tensor, known: int, threshold: float, temperature: float = 0.1
+) -> Tensor:
     """(n,) bool: the unlabelled rows whose most likely class is a known one, of probability `threshold` or more."""
     confidence, most_likely = F.softmax(logits.detach() / temperature, dim=1).max(1)
     return ~labelled & (confidence >= threshold) & (most_likely < known)

@@ -28,7 +28,9 @@ def info_nce(h: Tensor, temperature: float = 1.0) -> Tensor:
     Two draws of one image in a batch are negatives of each other, as in the published code.
     """
     n = _two_views(h)
-    similarity = (h @ h.T / temperature).masked_fill(torch.eye(n, dtype=torch.bool, device=h.device), -math.inf)
+    similarity = (h @ h.T / temperature).masked_fill(
+        torch.eye(n, dtype=torch.bool, device=h.device), -math.inf
+    )
     return F.cross_entropy(similarity, torch.arange(n, device=h.device).roll(n // 2))
 
 
@@ -92,7 +94,10 @@ def relation_distillation(z: Tensor, z_hat: Tensor, labelled: Tensor, temperatur
     """
     others = labelled[:, None] & labelled[None, :] & ~torch.eye(len(z), dtype=torch.bool, device=z.device)
     # The lowest finite number, not -inf: a row without others then has finite values, which the mask leaves out.
-    log_p, log_q = ((_cosines(x, labelled) / temperature).masked_fill(~others, torch.finfo(x.dtype).min).log_softmax(1) for x in (z, z_hat))
+    log_p, log_q = (
+        (_cosines(x, labelled) / temperature).masked_fill(~others, torch.finfo(x.dtype).min).log_softmax(1)
+        for x in (z, z_hat)
+    )
     return torch.where(others, log_q.exp() * (log_q - log_p), 0.0).sum() / labelled.sum().clamp(min=1)
 
 
@@ -105,7 +110,9 @@ def gather_rows(rows: Tensor, views: int) -> Tensor:
     if not (dist.is_available() and dist.is_initialized()) or dist.get_world_size() == 1:
         return rows
     world = dist.get_world_size()
-    ranks = _AllGather.apply(rows) if rows.is_floating_point() else _all_gather(rows)  # (world, views * b, ...)
+    ranks = (
+        _AllGather.apply(rows) if rows.is_floating_point() else _all_gather(rows)
+    )  # (world, views * b, ...)
     return ranks.unflatten(1, (views, -1)).transpose(0, 1).reshape(world * rows.shape[0], *rows.shape[1:])
 
 
@@ -117,12 +124,16 @@ def _cosines(x: Tensor, labelled: Tensor) -> Tensor:
 
 def _two_views(rows: Tensor) -> int:
     if rows.shape[0] % 2:
-        raise ValueError(f"this loss pairs the two views of every image, got {rows.shape[0]} rows; pass all first views, then all second")
+        raise ValueError(
+            f"this loss pairs the two views of every image, got {rows.shape[0]} rows; pass all first views, then all second"
+        )
     return rows.shape[0]
 
 
 def _all_gather(rows: Tensor) -> Tensor:
-    out = [torch.empty_like(rows, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())]
+    out = [
+        torch.empty_like(rows, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())
+    ]
     dist.all_gather(out, rows.contiguous())
     return torch.stack(out)
 

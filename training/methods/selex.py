@@ -18,10 +18,10 @@ from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eagc_ops.training.clustering import Clusters, semi_supervised_kmeans
 from eagc_ops.training.config import Config, ConfigError, option
 from eagc_ops.training.data import draw_key
 from eagc_ops.training.methods.base import Features, Loss, Method, Problem, Prototypes, Rows, register
+from eagc_ops.training.methods.clustering import Clusters, semi_supervised_kmeans
 from eagc_ops.training.methods.losses import sup_con_of_similarities
 from eagc_ops.training.methods.simgcd import projector
 
@@ -36,15 +36,25 @@ UNBALANCED = ("herbarium19",)
 class SelExConfig(Config):
     """Settings of SelEx."""
 
-    sup_weight: float = option(0.35, "weight w of the supervised part; the unsupervised part has 1 - w", at_least=0)
-    smoothing: float = option(1.0, "weight alpha of the soft targets; the other view of the image has 1 - alpha", at_least=0)
+    sup_weight: float = option(
+        0.35, "weight w of the supervised part; the unsupervised part has 1 - w", at_least=0
+    )
+    smoothing: float = option(
+        1.0, "weight alpha of the soft targets; the other view of the image has 1 - alpha", at_least=0
+    )
     contrastive_temp: float = option(1.0, "temperature of the unsupervised term", above=0)
     supcon_temp: float = option(0.07, "temperature of SupCon", above=0)
-    embedding_dim: int = option(65536, "dimensions of the embedding; level i uses the first 1 / 2^(i+1) of them", at_least=2)
+    embedding_dim: int = option(
+        65536, "dimensions of the embedding; level i uses the first 1 / 2^(i+1) of them", at_least=2
+    )
     balanced: bool = option(True, "clusters of equal size as a prior of k-means")
-    published_order: bool = option(False, "coarse labels of unlabelled images in the published code's order, which is another image's")
+    published_order: bool = option(
+        False, "coarse labels of unlabelled images in the published code's order, which is another image's"
+    )
     kmeans_iterations: int = option(10, "most iterations of each stage of k-means", at_least=1)
-    evaluation_restarts: int = option(10, "restarts of the k-means of an evaluation; the lowest inertia counts", at_least=1)
+    evaluation_restarts: int = option(
+        10, "restarts of the k-means of an evaluation; the lowest inertia counts", at_least=1
+    )
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -52,7 +62,7 @@ class SelExConfig(Config):
             raise ConfigError(f"smoothing={self.smoothing}: expected a value <= 1")
 
     @classmethod
-    def recipe(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
+    def preset_values(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
         release = preset == "release"
         values = {
             "trainable_blocks": BLOCKS.get(dataset, 2),
@@ -82,7 +92,9 @@ class SelEx(Method):
         self.embedding = Prototypes(256, config.embedding_dim)
         # Of this epoch, by level: the cluster of every image, and the radius of every cluster (levels have fewer clusters than level 0)
         self.register_buffer("clusters", torch.full((len(self.levels), problem.images), -1))
-        self.register_buffer("radii", torch.zeros(len(self.levels), max(old + new for old, new in self.levels)))
+        self.register_buffer(
+            "radii", torch.zeros(len(self.levels), max(old + new for old, new in self.levels))
+        )
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(n, D) -> embeddings (n, embedding_dim), and the features u (n, D) that are clustered, without a gradient."""
@@ -105,11 +117,16 @@ class SelEx(Method):
     def cluster_hierarchy(self, x: Tensor, label: Tensor, generator: torch.Generator) -> list[Clusters]:
         """Clusters of unit features `x` (N, D) at every level. `label` (N,): true class of labelled images, -1 on the others."""
         first = self.cluster(x, label, sum(self.levels[0]), generator, "k-means, level 0")
-        found, known = [first], first.labels < self.levels[0][0]  # all labelled images, and the unlabelled ones that joined their classes
+        found, known = (
+            [first],
+            first.labels < self.levels[0][0],
+        )  # all labelled images, and the unlabelled ones that joined their classes
         for i, (old, new) in enumerate(self.levels[1:], 1):
             # Always from the prototypes of level 0: levels are not nested
             prototypes = first.centres[: self.levels[0][0]].double().cpu().numpy()
-            groups = torch.from_numpy(KMeans(old, n_init=10, random_state=0).fit_predict(prototypes)).to(label)
+            groups = torch.from_numpy(KMeans(old, n_init=10, random_state=0).fit_predict(prototypes)).to(
+                label
+            )
             fixed = torch.where(known, groups[first.labels.clamp(max=len(groups) - 1)], -1)
             found.append(self.cluster(x, fixed, old + new, generator, f"k-means, level {i}"))
         if self.config.published_order:
@@ -119,7 +136,9 @@ class SelEx(Method):
             found[1:] = [level._replace(labels=level.labels[order]) for level in found[1:]]
         return found
 
-    def cluster(self, x: Tensor, fixed: Tensor, k: int, generator: torch.Generator, name: str, restarts: int = 1) -> Clusters:
+    def cluster(
+        self, x: Tensor, fixed: Tensor, k: int, generator: torch.Generator, name: str, restarts: int = 1
+    ) -> Clusters:
         config, main = self.config, not dist.is_initialized() or dist.get_rank() == 0
         size = -(-len(x) // k) if config.balanced else None
         return semi_supervised_kmeans(
@@ -136,7 +155,9 @@ class SelEx(Method):
         fixed = torch.cat([label, label.new_full((len(unlabelled),), -1)])
         generator = torch.Generator().manual_seed(draw_key(self.config.seed, -1, 5))
         x, restarts = self.unit_features(torch.cat([labelled, unlabelled])), self.config.evaluation_restarts
-        return self.cluster(x, fixed, self.problem.classes, generator, "k-means, evaluation", restarts).labels[len(labelled) :]
+        return self.cluster(
+            x, fixed, self.problem.classes, generator, "k-means, evaluation", restarts
+        ).labels[len(labelled) :]
 
     # Losses --------------------------------------------------------------------------------------------------------------------------
 
@@ -154,7 +175,9 @@ class SelEx(Method):
         for i, cluster in enumerate(clusters):
             slice_similarity = -distances(f[:, : config.embedding_dim >> (i + 1)])  # not normalised again
             everyone = torch.ones_like(rows.labelled)
-            terms[f"supcon_level{i}"] = sup_con_of_similarities(slice_similarity / config.supcon_temp, cluster, everyone)
+            terms[f"supcon_level{i}"] = sup_con_of_similarities(
+                slice_similarity / config.supcon_temp, cluster, everyone
+            )
             expertise = expertise + 2.0 ** -(i + 1) * terms[f"supcon_level{i}"]
         terms["far"] = far.mean()  # not a loss: close to 1 where the targets are close to uniform
         return Loss(config.sup_weight * expertise / 2, (1 - config.sup_weight) * terms["self"], terms)
@@ -162,7 +185,10 @@ class SelEx(Method):
     def optimisers(self, encoder: nn.Module) -> list[torch.optim.Optimizer]:
         """SGD with weight decay on every tensor, biases and norms included."""
         parts = ((encoder, self.config.backbone_lr), (self, self.config.head_lr))
-        groups = [{"params": [p for p in part.parameters() if p.requires_grad], "lr": lr, "initial_lr": lr} for part, lr in parts]
+        groups = [
+            {"params": [p for p in part.parameters() if p.requires_grad], "lr": lr, "initial_lr": lr}
+            for part, lr in parts
+        ]
         return [torch.optim.SGD(groups, momentum=self.config.momentum, weight_decay=self.config.weight_decay)]
 
 
@@ -189,7 +215,9 @@ def far_pairs(u: Tensor, radius: Tensor) -> Tensor:
     of j's cluster. `radius` (levels, n): of the cluster of every row. As published, u is not normalised, but radii are of unit features.
     """
     distance = distances(u).fill_diagonal_(0)
-    m = sum(2.0**-i * (distance > 2 * r).to(u.dtype) for i, r in enumerate(radius))  # column j against the radius of j
+    m = sum(
+        2.0**-i * (distance > 2 * r).to(u.dtype) for i, r in enumerate(radius)
+    )  # column j against the radius of j
     low, high = m.aminmax()
     return (m - low) / (high - low + 1e-7)
 

@@ -14,7 +14,14 @@ from torch.nn import functional as F
 
 from eagc_ops.training.config import Config, option
 from eagc_ops.training.methods.base import Features, Loss, Method, Problem, Prototypes, Rows, register
-from eagc_ops.training.methods.losses import classification, info_nce, mean_entropy, self_distillation, sup_con, teacher_temperature
+from eagc_ops.training.methods.losses import (
+    classification,
+    info_nce,
+    mean_entropy,
+    self_distillation,
+    sup_con,
+    teacher_temperature,
+)
 
 # me-max weight by data set, 1 elsewhere: the authors' own, and the release of EAGC
 MEMAX = {"cub": 2.0, "cifar100": 4.0}
@@ -27,7 +34,9 @@ LAMBDA_P_RELEASE = {"scars": 3.0, "aircraft": 3.0}
 class SimGCDConfig(Config):
     """Settings of SimGCD."""
 
-    sup_weight: float = option(0.35, "weight w of the supervised part; the unsupervised part has 1 - w", at_least=0)
+    sup_weight: float = option(
+        0.35, "weight w of the supervised part; the unsupervised part has 1 - w", at_least=0
+    )
     memax_weight: float = option(1.0, "weight of the mean-entropy term (me-max)", at_least=0)
     student_temp: float = option(0.1, "temperature of the student's predictions", above=0)
     teacher_temp_start: float = option(0.07, "temperature of the teacher in the first epoch", above=0)
@@ -37,7 +46,7 @@ class SimGCDConfig(Config):
     supcon_temp: float = option(0.07, "temperature of SupCon", above=0)
 
     @classmethod
-    def recipe(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
+    def preset_values(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
         if preset != "release":
             return {"memax_weight": MEMAX.get(dataset, 1.0)}
         lambda_p = 0.5 if "dinov2" in backbone else LAMBDA_P_RELEASE.get(dataset, 0.5)
@@ -63,7 +72,9 @@ class SimGCD(Method):
     def loss(self, outputs: tuple[Tensor, Tensor], rows: Rows) -> Loss:
         config, (logits, h) = self.config, outputs
         h = F.normalize(h, dim=1)
-        teacher = teacher_temperature(rows.epoch, config.teacher_temp_start, config.teacher_temp, config.teacher_temp_epochs)
+        teacher = teacher_temperature(
+            rows.epoch, config.teacher_temp_start, config.teacher_temp, config.teacher_temp_epochs
+        )
         terms = {
             "cls": classification(logits, rows.label, rows.labelled, config.student_temp),
             "supcon": sup_con(h, rows.label, rows.labelled, config.supcon_temp),
@@ -72,7 +83,9 @@ class SimGCD(Method):
             "con": info_nce(h, config.contrastive_temp),
         }
         supervised = config.sup_weight * (terms["cls"] + terms["supcon"])
-        unsupervised = (1 - config.sup_weight) * (terms["dist"] + config.memax_weight * terms["memax"] + terms["con"])
+        unsupervised = (1 - config.sup_weight) * (
+            terms["dist"] + config.memax_weight * terms["memax"] + terms["con"]
+        )
         return Loss(supervised, unsupervised, terms)
 
     def predict(self, features: Features) -> Tensor:
@@ -82,7 +95,9 @@ class SimGCD(Method):
 
 def projector(dim: int, hidden: int = 2048, out: int = 256) -> nn.Sequential:
     """D -> 2048 -> 2048 -> 256 with GELU after the first two layers; weights truncated normal (0.02), biases 0; output not normalised."""
-    layers = nn.Sequential(nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, out))
+    layers = nn.Sequential(
+        nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, out)
+    )
     for layer in layers[::2]:
         nn.init.trunc_normal_(layer.weight, std=0.02)
         nn.init.zeros_(layer.bias)

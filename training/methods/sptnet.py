@@ -17,15 +17,29 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from eagc_ops.training.checkpoint import load_checkpoint, tensor_digest
 from eagc_ops.training.config import ConfigError, option
+from eagc_ops.training.engine.checkpoint import load_checkpoint, tensor_digest
+from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.methods.base import Problem, cosine, decay_groups, register
 from eagc_ops.training.methods.simgcd import SimGCD, SimGCDConfig
-from eagc_ops.training.run import RunFolder
 
 # By data set, the authors' and the release's alike
-PROMPT_LR = {"cub": 25.0, "scars": 10.0, "aircraft": 1.0, "cifar10": 1.0, "cifar100": 5.0, "imagenet100": 5.0, "herbarium19": 0.5}
-CLASSIFIER_LR = {"cifar10": 0.003, "cifar100": 0.003, "imagenet100": 0.003, "herbarium19": 0.01, "digits": 0.1}  # 0.05 elsewhere
+PROMPT_LR = {
+    "cub": 25.0,
+    "scars": 10.0,
+    "aircraft": 1.0,
+    "cifar10": 1.0,
+    "cifar100": 5.0,
+    "imagenet100": 5.0,
+    "herbarium19": 0.5,
+}
+CLASSIFIER_LR = {
+    "cifar10": 0.003,
+    "cifar100": 0.003,
+    "imagenet100": 0.003,
+    "herbarium19": 0.01,
+    "digits": 0.1,
+}  # 0.05 elsewhere
 MEMAX = {"cub": 2.0}  # 1 elsewhere
 # Digits: for images of 16 pixels and epochs of 14 batches. With patches of 4 pixels three quarters of an image are borders, and prompts
 # of deviation 1 would drown it.
@@ -39,19 +53,32 @@ PROMPT, CLASSIFIER = 0, 1  # phases
 class SPTNetConfig(SimGCDConfig):
     """Settings of SPTNet."""
 
-    init: str | None = option(None, "trained SimGCD to start from: a run folder (the weights it reports) or a checkpoint")
-    sptnet_eagc: Literal["init", "on"] = option(
-        "on", "what --eagc means for SPTNet: a start that was trained with EAGC and nothing else (released), or the operator too"
+    init: str | None = option(
+        None, "trained SimGCD to start from: a run folder (the weights it reports) or a checkpoint"
     )
-    prompts: Literal["all", "patch"] = option("all", "prompt the image's margin and the patches' borders, or the borders alone")
+    sptnet_eagc: Literal["init", "on"] = option(
+        "on",
+        "what --eagc means for SPTNet: a start that was trained with EAGC and nothing else (released), or the operator too",
+    )
+    prompts: Literal["all", "patch"] = option(
+        "all", "prompt the image's margin and the patches' borders, or the borders alone"
+    )
     pad_width: int = option(30, "pixels of the image's margin that are prompted", at_least=1)
     prompt_std: float = option(1.0, "deviation of the prompts' normal start", at_least=0)
-    phase_batches: int = option(20, "batches between two changes of phase; the first of an epoch comes one batch earlier", at_least=1)
-    prompt_lr: float = option(1.0, "learning rate of the prompts (lr1); backbone_lr and head_lr are the classifier phase's (lr2)", above=0)
-    prompt_warmup: int = option(1000, "batches, of both phases, of the prompts' linear warm-up; then cosine to 0", at_least=0)
+    phase_batches: int = option(
+        20, "batches between two changes of phase; the first of an epoch comes one batch earlier", at_least=1
+    )
+    prompt_lr: float = option(
+        1.0,
+        "learning rate of the prompts (lr1); backbone_lr and head_lr are the classifier phase's (lr2)",
+        above=0,
+    )
+    prompt_warmup: int = option(
+        1000, "batches, of both phases, of the prompts' linear warm-up; then cosine to 0", at_least=0
+    )
 
     @classmethod
-    def recipe(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
+    def preset_values(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
         classifier_lr = CLASSIFIER_LR.get(dataset, 0.05)
         return {
             "sptnet_eagc": "init" if preset == "release" else "on",
@@ -72,9 +99,13 @@ class SPTNetConfig(SimGCDConfig):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.trunk_cache is not None:
-            raise ConfigError(f"trunk_cache={self.trunk_cache!r}: the prompts of SPTNet change the pixels before the trunk; leave it out")
+            raise ConfigError(
+                f"trunk_cache={self.trunk_cache!r}: the prompts of SPTNet change the pixels before the trunk; leave it out"
+            )
         if self.warm_start:
-            raise ConfigError("warm_start=True: SPTNet starts from a SimGCD run (init); start that one from the reference model")
+            raise ConfigError(
+                "warm_start=True: SPTNet starts from a SimGCD run (init); start that one from the reference model"
+            )
 
     @property
     def has_operator(self) -> bool:
@@ -96,7 +127,9 @@ class SPTNet(SimGCD):
                 f"phase_batches={config.phase_batches}: an epoch has only {self.steps} batches, so it would end before the first "
                 f"classifier phase; choose at most {self.steps}"
             )
-        prompts = [PadPrompt(problem.channels, problem.pixels, config.pad_width)] if config.prompts == "all" else []
+        prompts = (
+            [PadPrompt(problem.channels, problem.pixels, config.pad_width)] if config.prompts == "all" else []
+        )
         self.prompts = nn.Sequential(*prompts, PatchPrompt(problem.channels, problem.pixels, problem.patch))
         for prompt in self.prompts.parameters():
             nn.init.normal_(prompt, std=config.prompt_std)
@@ -122,7 +155,9 @@ class SPTNet(SimGCD):
             *decay_groups(heads, config.head_lr, config.weight_decay),
         ]
         return [
-            torch.optim.SGD(decay_groups(prompts, config.prompt_lr, weight_decay=0.0), momentum=config.momentum),
+            torch.optim.SGD(
+                decay_groups(prompts, config.prompt_lr, weight_decay=0.0), momentum=config.momentum
+            ),
             torch.optim.SGD(classifier, momentum=config.momentum),
         ]
 
@@ -130,7 +165,10 @@ class SPTNet(SimGCD):
         """Prompts: by batches, linear warm-up and cosine to 0. Classifier phase: by epochs, cosine to a tenth."""
         if self.phase(position) == CLASSIFIER:
             return super().learning_rate(initial, epoch, position)
-        step, warmup = epoch * self.steps + position, self.config.prompt_warmup  # batches of the classifier phase count too
+        step, warmup = (
+            epoch * self.steps + position,
+            self.config.prompt_warmup,
+        )  # batches of the classifier phase count too
         if step < warmup:
             return initial * (step + 1) / warmup
         return cosine(step - warmup, self.config.epochs * self.steps - warmup, initial, 0.0)
@@ -140,14 +178,32 @@ class SPTNet(SimGCD):
         config, file = self.config, _checkpoint_of(self.config.init)
         tensors, state = load_checkpoint(file)
         theirs = state.get("identity", {})
-        ours = {"split_hash": facts["split_hash"], "trunk": facts["trunk"], "mlp_head_layers": config.mlp_head_layers}
-        if theirs.get("trunk") != facts["trunk"]:  # most likely because the blocks above it are counted otherwise
+        ours = {
+            "split_hash": facts["split_hash"],
+            "trunk": facts["trunk"],
+            "mlp_head_layers": config.mlp_head_layers,
+        }
+        if (
+            theirs.get("trunk") != facts["trunk"]
+        ):  # most likely because the blocks above it are counted otherwise
             ours |= {"trainable_blocks": config.trainable_blocks, "reference_blocks": config.reference_blocks}
-        differs = [f"{name} is {theirs.get(name)!r} there, {value!r} here" for name, value in ours.items() if theirs.get(name) != value]
+        differs = [
+            f"{name} is {theirs.get(name)!r} there, {value!r} here"
+            for name, value in ours.items()
+            if theirs.get(name) != value
+        ]
         weights = {name: value for name, value in tensors.items() if name.startswith(("encoder.", "method."))}
-        heads = {f"method.{name}": value.shape for name, value in self.state_dict().items() if not name.startswith("prompts.")}
+        heads = {
+            f"method.{name}": value.shape
+            for name, value in self.state_dict().items()
+            if not name.startswith("prompts.")
+        }
         found = {name: value.shape for name, value in weights.items() if name.startswith("method.")}
-        differs += [f"{name} does not fit" for name in sorted(heads.keys() | found.keys()) if heads.get(name) != found.get(name)]
+        differs += [
+            f"{name} does not fit"
+            for name in sorted(heads.keys() | found.keys())
+            if heads.get(name) != found.get(name)
+        ]
         if differs:
             raise ConfigError(f"init={config.init!r} is no start for this run: {'; '.join(differs[:3])}")
         if config.eagc and not config.has_operator and not theirs["eagc"]:
@@ -160,7 +216,12 @@ class SPTNet(SimGCD):
                 f"init={config.init!r} was trained with EAGC, so this is no run without it: start from a run without EAGC, "
                 "or choose eagc=True with sptnet_eagc='init'"
             )
-        return weights, {"method": theirs["method"], "eagc": theirs["eagc"], "sha256": tensor_digest(weights), "accuracy": state["last"]}
+        return weights, {
+            "method": theirs["method"],
+            "eagc": theirs["eagc"],
+            "sha256": tensor_digest(weights),
+            "accuracy": state["last"],
+        }
 
 
 class PadPrompt(nn.Module):
@@ -170,7 +231,9 @@ class PadPrompt(nn.Module):
         super().__init__()
         inner = size - 2 * width
         if inner < 1:
-            raise ConfigError(f"pad_width={width}: nothing of an image of {size} pixels is left; choose less than {size / 2:g}")
+            raise ConfigError(
+                f"pad_width={width}: nothing of an image of {size} pixels is left; choose less than {size / 2:g}"
+            )
         self.inner = inner
         self.top, self.bottom = (nn.Parameter(torch.zeros(channels, width, size)) for _ in range(2))
         self.left, self.right = (nn.Parameter(torch.zeros(channels, inner, width)) for _ in range(2))
@@ -199,11 +262,15 @@ class PatchPrompt(nn.Module):
 def _checkpoint_of(init: str | None) -> Path:
     """The checkpoint file of a path that is one, or of a complete run: its last or its best epoch, whichever it reports first."""
     if init is None:
-        raise ConfigError("init=None: SPTNet starts from a trained SimGCD; name a run folder of simgcd or a checkpoint")
+        raise ConfigError(
+            "init=None: SPTNet starts from a trained SimGCD; name a run folder of simgcd or a checkpoint"
+        )
     path = Path(init)
     if not path.is_dir():
         return path
     folder = RunFolder.open(path)
     if folder.result() is None:
-        raise ConfigError(f"init={init!r} is not complete: resume that run first, or name one of its checkpoints")
+        raise ConfigError(
+            f"init={init!r} is not complete: resume that run first, or name one of its checkpoints"
+        )
     return folder.best if folder.config.headline == "best" else folder.last

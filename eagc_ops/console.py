@@ -1,0 +1,114 @@
+"""What every command of `eagc` shares: the parser, and how errors and warnings reach the user.
+
+Exit codes: 0 done, 1 done and something is wrong (a run diverged, a check failed), 2 not as asked, 130 interrupted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import difflib
+import functools
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any, NoReturn
+
+Main = Callable[[list[str]], int]
+
+
+class Parser(argparse.ArgumentParser):
+    """An ArgumentParser whose errors are one line and name the nearest option; it guesses no abbreviations."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(allow_abbrev=False, **settings)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        arguments, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            name = unknown[0].split("=")[0]
+            nearest = difflib.get_close_matches(name, self._option_string_actions, 1)
+            hint = f"did you mean {nearest[0]}?" if nearest else f"see {self.prog} --help"
+            self.error(f"unknown option {name}; {hint}")
+        return arguments
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {one_line(message)}\n")
+
+
+def command(name: str) -> Callable[[Main], Main]:
+    """Decorate a command's main function: an error the user can mend becomes one line and exit code 2.
+
+    A run that diverged (FloatingPointError) has exit code 1, and each warning is one line.
+    """
+
+    def decorate(main: Main) -> Main:
+        @functools.wraps(main)
+        def run(argv: list[str]) -> int:
+            with _plain_warnings():
+                try:
+                    return main(argv)
+                except KeyboardInterrupt:
+                    return _fail(name, "interrupted", 130)
+                except FloatingPointError as error:
+                    return _fail(name, error, 1)
+                except Exception as error:
+                    if not _is_for_the_user(error):
+                        raise
+                    return _fail(name, error, 2)
+
+        return run
+
+    return decorate
+
+
+def whole_number(least: int = 1, multiple_of: int = 1, why: str = "") -> Callable[[str], int]:
+    """The type of an option that takes a whole number.
+
+    >>> whole_number(least=1)("3")
+    3
+    """
+    wanted = f"a whole number >= {least}" if multiple_of == 1 else f"a positive multiple of {multiple_of}"
+
+    def read(text: str) -> int:
+        value = int(text) if text.lstrip("-").isdecimal() else least - 1
+        if value < least or value % multiple_of:
+            raise argparse.ArgumentTypeError(f"must be {wanted}, got {text}{why and f' ({why})'}")
+        return value
+
+    return read
+
+
+def one_line(message: object) -> str:
+    """The text with every run of white space made one space."""
+    return " ".join(str(message).split())
+
+
+def _fail(name: str, message: object, code: int) -> int:
+    print(f"{name}: {one_line(message)}", file=sys.stderr)
+    return code
+
+
+def _is_for_the_user(error: Exception) -> bool:
+    """Whether the message was written for the user; if not, it is a bug and its traceback must be seen.
+
+    It was if the operating system or this package raised it: an error class of ours, or a ValueError or
+    TypeError raised in our code.
+    """
+    if isinstance(error, OSError) or type(error).__module__.startswith("eagc_ops"):
+        return True
+    trace = error.__traceback__
+    while trace is not None and trace.tb_next is not None:
+        trace = trace.tb_next
+    raised_in = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
+    return isinstance(error, (ValueError, TypeError)) and raised_in.startswith("eagc_ops")
+
+
+@contextlib.contextmanager
+def _plain_warnings() -> Iterator[None]:
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {one_line(message)}", file=sys.stderr)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield

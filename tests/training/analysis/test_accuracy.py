@@ -1,0 +1,97 @@
+"""Clustering accuracy: published vectors, brute force over all matchings, and the identity between All, Old and New."""
+
+import doctest
+import itertools
+import math
+
+import numpy as np
+import pytest
+import torch
+
+from eagc_ops.training.analysis import accuracy as evaluation
+from eagc_ops.training.analysis.accuracy import accuracy, accuracy_per_class
+
+Y = [int(c) for c in "0000111223333344"]
+C = [int(c) for c in "1112002224442243"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "c", "y", "known", "expected"),
+    [
+        (accuracy, C, Y, 3, (0.6875, 0.777778, 0.571429)),
+        (accuracy_per_class, C, Y, 3, (0.703333, 0.805556, 0.55)),
+        (
+            accuracy,
+            [0] * 10,
+            [0] * 6 + [1] * 4,
+            1,
+            (0.6, 1.0, 0.0),
+        ),  # separate matchings would call this collapse perfect
+        (accuracy, [min(c, 2) for c in C], Y, 3, (0.625, 0.555556, 0.714286)),  # fewer clusters than classes
+        (
+            accuracy,
+            [6 if i in (0, 5, 10, 15) else c for i, c in enumerate(C)],
+            Y,
+            3,
+            (0.5, 0.555556, 0.428571),
+        ),  # more
+    ],
+)
+def test_published_vectors(metric, c, y, known, expected):
+    assert metric(c, y, known) == pytest.approx(expected, abs=1e-6)
+    assert (
+        metric(torch.tensor(c), torch.tensor(y), known)
+        == metric(np.array(c), np.array(y), known)
+        == metric(c, y, known)
+    )
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_against_all_matchings_and_the_sum_rule(seed):
+    rng = np.random.RandomState(seed)
+    classes, clusters, known = rng.randint(2, 6), rng.randint(1, 7), 2
+    y, c = np.r_[np.arange(classes), rng.randint(classes, size=40)], rng.randint(clusters, size=40 + classes)
+    size = max(classes, clusters)
+    best = max(sum(p[a] == b for a, b in zip(c, y)) for p in itertools.permutations(range(size)))
+    found = accuracy(c, y, known)
+    assert found.all == pytest.approx(best / len(y))
+    old = int((y < known).sum())
+    new = len(y) - old
+    assert len(y) * found.all == pytest.approx(old * found.old + (new * found.new if new else 0))
+    optimal = []  # Old and New belong to one of the optimal matchings
+    for p in itertools.permutations(range(size)):
+        right = np.array(p)[c] == y
+        if right.sum() == best:
+            per_class = np.array([right[y == k].mean() for k in range(classes)])
+            optimal.append((right[y < known].mean(), per_class.mean()))
+    assert any(
+        o == pytest.approx(found.old) and m == pytest.approx(accuracy_per_class(c, y, known).all)
+        for o, m in optimal
+    )
+
+
+def test_classes_that_do_not_occur_are_not_counted():
+    assert accuracy_per_class([0, 0, 3], [0, 0, 3], known=2) == (1.0, 1.0, 1.0)
+    only_new = accuracy([0, 1], [4, 5], known=3)
+    assert (only_new.all, only_new.new) == (1.0, 1.0)
+    assert math.isnan(only_new.old)
+
+
+@pytest.mark.parametrize(
+    ("c", "y", "message"),
+    [
+        ([0, 1], [0], "got 2 and 1"),
+        (np.zeros(0, int), np.zeros(0, int), "got 0 and 0"),
+        ([0.5], [0], "predictions must be a vector of integers"),
+        ([[0]], [0], r"shape \(1, 1\)"),
+        ([0], [-1], "labels must be a vector of integers >= 0"),
+    ],
+)
+def test_errors(c, y, message):
+    with pytest.raises(ValueError, match=message):
+        accuracy(c, y, 1)
+
+
+def test_examples_of_the_documentation():
+    result = doctest.testmod(evaluation)
+    assert (result.attempted > 0, result.failed) == (True, 0)

@@ -1,0 +1,435 @@
+"""Every measure taken inside a run, against plain numpy on captured weights and batches; and a run that does not notice it."""
+
+import copy
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import small_runs
+import torch
+
+from eagc_ops.cli import main
+from eagc_ops.diagnostics import subspace_overlap
+from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.training.analysis import diagnosis as diagnose
+from eagc_ops.training.analysis.diagnosis import MEASURES, Diagnose
+from eagc_ops.training.config import ConfigError
+from eagc_ops.training.data import open_data
+from eagc_ops.training.engine import loop as loop_module
+from eagc_ops.training.engine.checkpoint import load_checkpoint
+from eagc_ops.training.engine.loop import Callback, Loop, resume, train
+from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.methods import Rows, register
+
+small_config = small_runs.small_config
+
+
+@register("everywhere")
+class Everywhere(small_runs.Small):
+    """Its supervised part pulls on the features of all rows (SelEx's too reaches unlabelled ones): the projection acts on its gradient."""
+
+    def forward(self, z):
+        return *super().forward(z), z
+
+    def loss(self, outputs, rows):
+        loss = super().loss(outputs[:2], rows)
+        return loss._replace(supervised=loss.supervised + outputs[2].pow(4).mean())
+
+
+@register("counting")
+class Counting(small_runs.Noisy):
+    """Changes a buffer in every forward, and with it what the forward computes."""
+
+    def __init__(self, config, problem):
+        super().__init__(config, problem)
+        self.register_buffer("forwards", torch.zeros(()))
+
+    def forward(self, z):
+        self.forwards += 0.01 * self.training
+        return super().forward(z * (1 + self.forwards))
+
+
+pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
+
+
+class Spy(Callback):
+    """What the step of a run knows, copied: weights before and after, the applied gradients by name."""
+
+    def __init__(self):
+        self.before, self.applied, self.after = [], [], []
+
+    def before_update(self, loop, batch):
+        self.before.append({name: value.clone() for name, value in loop.student.state().items()})
+        self.applied.append(
+            {name: p.grad.clone() for name, p in loop.student.named_parameters() if p.requires_grad}
+        )
+
+    def after_update(self, loop, batch):
+        self.after.append(loop.student.encoder.tail_state())
+
+
+def measured(folder):
+    return [line for line in RunFolder.open(folder).metrics() if line["kind"] == "diagnosis"]
+
+
+def flat(gradients):
+    return np.concatenate([g.double().numpy().ravel() for g in gradients])
+
+
+def deviation(a, b):
+    return 1 - a @ b / np.linalg.norm(a) / np.linalg.norm(b)
+
+
+def overlap(old, new, k):
+    right = np.linalg.svd(old, full_matrices=False)[2][:k]
+    return np.square(new @ right.T).sum() / np.square(new).sum()
+
+
+@pytest.mark.parametrize(("eagc", "parameters"), [(True, "block"), (False, "block"), (True, "all")])
+def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
+    # Two trained blocks of which the last counts; no warm start and a strong anchor, so that z - z_hat shows; a running mean energy
+    switches = {
+        "trainable_blocks": 2,
+        "warm_start": False,
+        "lambda_a": 20.0,
+        "lambda_p": 0.9,
+        "energy_momentum": 0.2,
+        "epochs": 1,
+    }
+    switches |= {
+        "backbone_lr": 0.001,
+        "head_lr": 0.001,
+        "aperture": 0.3,
+    }  # small steps and a narrow subspace keep tau inside (0, 1)
+    config, spy = (
+        small_config(
+            data, "everywhere", eagc=eagc, diagnose=f"every=3 k=4 parameters={parameters}", **switches
+        ),
+        Spy(),
+    )
+    train(config, tmp_path / "run", [spy])
+    found = measured(tmp_path / "run")
+    assert [(line["step"], line["position"]) for line in found] == [(1, 0), (4, 3), (7, 6)]
+
+    built = Loop(config)
+    encoder, method, known = built.student.encoder, built.student.method, built.data.known
+    if eagc:
+        (file,) = (tmp_path / "references").glob("reference*")
+        tail = load_checkpoint(file)[0]
+        del tail["cross_entropy"]
+        encoder.set_reference(tail)
+    batches = list(built.batches.train.epoch(0))
+    names = [
+        name for name in spy.applied[0] if parameters == "all" or name.startswith("encoder.vit.blocks.3.")
+    ]
+    assert len(names) == (
+        12 if parameters == "block" else 24 + 7
+    )  # two blocks; classifier, projector (4), MLP head (2)
+    chosen = [dict(built.student.named_parameters())[name] for name in names]
+    parts = (built.data.labelled, built.data.unlabelled)
+    truth = {i.item(): label.item() for part in parts for i, label in zip(part.uq_idx, part.labels)}
+
+    def forward(batch, images, at):
+        """(tokens, z, loss) of a batch that holds these images alone."""
+        mask = batch.labelled[images].repeat(2)
+        tokens = encoder.trunk(torch.cat([view[images] for view in batch.views]))
+        z = encoder.student(tokens)
+        label = torch.where(mask, batch.label[images].repeat(2), -1)
+        return tokens, z, method.loss(method(z), Rows(label, mask, batch.uq_idx[images].repeat(2), 0, at))
+
+    def of_parameters(outputs, gradients=None):
+        return flat(
+            torch.autograd.grad(outputs, chosen, gradients, retain_graph=True, materialize_grads=True)
+        )
+
+    for line in found:
+        at = line["position"]
+        built.student.load(spy.before[at])
+        batch = batches[at]
+        mask = batch.labelled.repeat(2)
+        tokens, z, loss = forward(batch, list(range(8)), at)
+        applied = flat([spy.applied[at][name] for name in names])
+        g_L = of_parameters(loss.supervised)
+        assert line["gdc_clean"] == pytest.approx(deviation(g_L, applied), abs=1e-5)
+        if not eagc:
+            assert line["gdc_release"] == line["gdc_clean"] == pytest.approx(1 - line["cos_all"], abs=1e-6)
+        else:  # the operator by its formulas, with the mean energy that the step used
+            S, mean_energy = spy.before[at]["eagc.matrix"], spy.before[at]["eagc.energy_ref"]
+            tau = (1 - ((z @ S) * z).sum(1) / z.square().sum(1) / (mean_energy + 1e-6)).clamp(0, 1).detach()
+            assert (tau[~mask] > 0.01).any()
+            (g,) = torch.autograd.grad(loss.supervised, z, retain_graph=True)
+            anchor = 20.0 * (z.detach() - encoder.anchor(tokens)) / (mask.sum() * z.shape[1])
+            change = torch.where(
+                mask[:, None], anchor, -0.9 * tau[:, None] * (g @ S)
+            )  # of dL/dz: what the operator adds
+            coordinated = g_L + of_parameters(z, change)
+            assert line["gdc_release"] == pytest.approx(deviation(coordinated, applied), abs=1e-5)
+            assert abs(line["gdc_release"] - line["gdc_clean"]) > 1e-3
+
+        # Mixed gradients: the batch is made anew of fewer images
+        labelled = batch.labelled.tolist()
+        is_known = [truth[i] < known for i in batch.uq_idx.tolist()]
+        added = {
+            "labelled": [i for i in range(8) if labelled[i]],
+            "known": [i for i in range(8) if not labelled[i] and is_known[i]],
+            "novel": [i for i in range(8) if not is_known[i]],
+            "all": list(range(8)),
+        }
+        assert added["labelled"]
+        for name, more in added.items():
+            if not more:
+                assert line[f"cos_{name}"] is None
+                continue
+            *_, part = forward(batch, sorted({*added["labelled"], *more}), at)
+            assert line[f"cos_{name}"] == pytest.approx(
+                1 - deviation(g_L, of_parameters(part.supervised + part.unsupervised)), abs=1e-5
+            )
+        (g,) = torch.autograd.grad(loss.supervised + loss.unsupervised, z)
+        norms = np.linalg.norm(g.double().numpy(), axis=1)
+        assert line["rho_grad"] == pytest.approx(norms[np.array(is_known * 2)].sum() / norms.sum(), rel=1e-4)
+        assert line["known_rows"] == pytest.approx(sum(is_known) / 8)
+
+        encoder.load_tail(spy.after[at])
+        with torch.no_grad():
+            z_old, z_unlabelled = (
+                np.concatenate(
+                    [encoder.student(encoder.trunk(batch.views[0])).double().numpy() for batch in part()]
+                )
+                for part in (built.batches.labelled, built.batches.unlabelled)
+            )
+        z_new = z_unlabelled[built.data.unlabelled.labels.numpy() >= known]
+        assert (len(z_new), line["k"]) == (24, 4)
+        assert line["soc_paper"] == pytest.approx(overlap(z_old, z_new, 4), abs=1e-5)
+        old, new = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (z_old, z_new))
+        assert line["soc_release"] == pytest.approx(
+            overlap(old - old.mean(0), new - old.mean(0), 4), abs=1e-5
+        )
+        R = z_old.T @ z_old / len(z_old)
+        S = R @ np.linalg.inv(R + 0.3**-2 * np.eye(len(R)))
+        assert line["rho_in"] == pytest.approx(
+            np.einsum("nd,de,ne->", z_new, S, z_new) / np.square(z_new).sum(), abs=1e-5
+        )
+        assert 0.05 < line["rho_in"] < 0.95
+    for name in ("cos_known", "cos_novel"):  # the batches were not all poor ones
+        assert any(line[name] is not None for line in found)
+
+
+WAYS = {
+    "dropout, buffers, running energy": ("counting", {}),
+    "alignment loss": ("counting", {"alignment": "relation"}),
+    "legogcd": ("small_legogcd", {"threshold": 0.2, "lambda_a": 0.0}),
+    "sptnet": (
+        "small_sptnet",
+        {"eagc": False, "phase_batches": 3, "pad_width": 2, "prompt_lr": 0.1, "prompt_warmup": 4},
+    ),
+}
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_run_does_not_notice(data, tmp_path, way):
+    """The same bits in checkpoints, logs and results, whatever is measured."""
+    method, switches = WAYS[way]
+    if method == "small_sptnet":
+        train(small_config(data, epochs=1, eagc=False), tmp_path / "start")
+        switches = {**switches, "init": str(tmp_path / "start"), "precision": "no"}
+    results = {}
+    for name, settings in {"plain": None, "diagnosed": "every=2 parameters=all"}.items():
+        results[name] = train(
+            small_config(data, method, epochs=1, diagnose=settings, **switches), tmp_path / name
+        )
+        assert len(measured(tmp_path / name)) == (4 if settings else 0)
+    assert results["plain"] == results["diagnosed"]
+    assert all(any(line[name] is not None for line in measured(tmp_path / "diagnosed")) for name in MEASURES)
+    for file in ("last.safetensors", "best.safetensors"):
+        (a, state), (b, other) = (load_checkpoint(tmp_path / name / file) for name in ("plain", "diagnosed"))
+        assert state == other
+        assert a.keys() == b.keys()
+        assert all(torch.equal(a[key], b[key]) for key in a)
+    a, b = (
+        [
+            {k: v for k, v in line.items() if k != "seconds"}
+            for line in RunFolder.open(tmp_path / name).metrics()
+            if line["kind"] != "diagnosis"
+        ]
+        for name in ("plain", "diagnosed")
+    )
+    assert a == b
+
+
+def test_the_truth_of_unlabelled_images_reaches_no_weight(data, tmp_path, monkeypatch):
+    """Known and novel changed about among them: other measures, the same weights."""
+    config = small_config(data, "counting", epochs=1, diagnose="every=2")
+
+    def changed_about(*arguments, **options):
+        found = open_data(*arguments, **options)
+        part = copy.copy(found.unlabelled)
+        part.labels = (part.labels + 3) % 5
+        return replace(found, unlabelled=part)
+
+    train(config, tmp_path / "true")
+    monkeypatch.setattr(loop_module, "open_data", changed_about)
+    train(config, tmp_path / "changed")
+    a, b = (load_checkpoint(tmp_path / name / "last.safetensors")[0] for name in ("true", "changed"))
+    assert all(torch.equal(a[key], b[key]) for key in a)
+    for true, other in zip(measured(tmp_path / "true"), measured(tmp_path / "changed")):
+        assert true["gdc_clean"] == other["gdc_clean"]
+        assert all(true[name] != other[name] for name in ("rho_grad", "rho_in", "soc_release", "soc_paper"))
+
+
+def test_the_trunk_sees_the_test_images_once(data, tmp_path, monkeypatch):
+    seen, trunk = [], AnchoredEncoder.trunk
+
+    def counted(self, images, **options):
+        if images.ndim == 4:  # tokens that were kept pass through
+            seen.append(len(images))
+        return trunk(self, images, **options)
+
+    monkeypatch.setattr(AnchoredEncoder, "trunk", counted)
+
+    def images(name, **switches):
+        seen.clear()
+        train(
+            small_config(data, eagc=False, warm_start=False, epochs=1, diagnose="every=1", **switches),
+            tmp_path / name,
+        )
+        return sum(seen)
+
+    steps = 2 * 7 * 16  # every batch twice, to train and to measure
+    assert images("kept") == steps + 18 + 24 + 42  # labelled and novel images once; the evaluation
+    monkeypatch.setattr(diagnose, "KEPT_BYTES", (18 + 24) * 17 * 96 * 4 - 1)
+    assert images("too many") == steps + 7 * (18 + 24) + 42
+    assert measured(tmp_path / "kept")[6]["soc_paper"] == pytest.approx(
+        measured(tmp_path / "too many")[6]["soc_paper"], rel=1e-6
+    )
+    cache = {"trunk_cache": str(tmp_path / "cache"), "cache_views": 2}
+    images("building", **cache)
+    assert images("cached", **cache) == 0
+    assert all(line["soc_paper"] is not None for line in measured(tmp_path / "cached"))
+
+
+def test_prompts_are_measured_with_what_they_do_to_the_pixels(data, tmp_path):
+    train(small_config(data, epochs=1, eagc=False), tmp_path / "start")
+    switches = {
+        "phase_batches": 3,
+        "pad_width": 2,
+        "prompt_lr": 20.0,
+        "prompt_warmup": 4,
+        "init": str(tmp_path / "start"),
+    }
+    config = small_config(
+        data, "small_sptnet", epochs=1, eagc=False, precision="no", diagnose="every=1 k=4", **switches
+    )
+    train(config, tmp_path / "run")
+    lines = measured(tmp_path / "run")
+    trains_a_block = [False, False, True, True, True, False, False]
+    for name in ("gdc_clean", "gdc_release", "rho_grad", "cos_all"):
+        assert [line[name] is not None for line in lines] == trains_a_block, name
+    built = Loop(config)  # with the weights after the last step
+    built.student.load(load_checkpoint(tmp_path / "run" / "last.safetensors")[0])
+    built.student.eval()
+    (old, _), (unlabelled, label) = built.features.labelled(), built.features.unlabelled()
+    assert lines[-1]["soc_release"] == pytest.approx(
+        subspace_overlap(old, unlabelled[label >= 3], 4, "release").item(), rel=1e-5
+    )
+    assert lines[-1]["soc_release"] != pytest.approx(
+        lines[-3]["soc_release"], rel=1e-3
+    )  # since then only prompts have changed
+
+
+def test_an_alignment_loss_is_measured_as_the_anchor_term_it_stands_in_for(data, tmp_path):
+    """The same training by a loss and by the gradient: the same measures."""
+    switches = {
+        "epochs": 1,
+        "warm_start": False,
+        "lambda_a": 20.0,
+        "backbone_lr": 0.001,
+        "head_lr": 0.001,
+        "diagnose": "every=2",
+    }
+    lines = []
+    for alignment in ("gradient", "proximal"):
+        train(small_config(data, alignment=alignment, **switches), tmp_path / alignment)
+        lines.append(measured(tmp_path / alignment))
+    for a, b in zip(*lines, strict=True):
+        for name in MEASURES:
+            assert a[name] == pytest.approx(b[name], abs=1e-4), name
+        assert abs(a["gdc_clean"] - a["gdc_release"]) > 1e-3
+
+
+def test_diagnosis_begins_when_a_run_is_resumed(data, tmp_path):
+    config = small_config(data, epochs=2)
+    result = train(config, tmp_path / "whole")
+
+    class Stop(Callback):
+        def before_update(self, loop, batch):
+            if loop.step == 9:
+                raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", [Stop()])
+    assert resume(tmp_path / "run", diagnose="every=3 steps=12") == result
+    assert [line["step"] for line in measured(tmp_path / "run")] == [10]
+    a, b = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("whole", "run"))
+    assert a[1] == b[1]
+    assert all(torch.equal(a[0][key], b[0][key]) for key in a[0])
+
+
+def test_the_command_line(data, tmp_path, capsys):
+    options = [
+        "--dataset",
+        "folder",
+        "--image-size",
+        "16",
+        "--backbone",
+        "vit_digits",
+        "--device",
+        "cpu",
+        "--batch-size",
+        "8",
+    ]
+    options += [word for name, value in data.items() for word in ("--" + name.replace("_", "-"), value)]
+    run = ["train", "--method", "small", *options, "--no-eagc", "--epochs", "1", "-o", str(tmp_path / "run")]
+    assert main([*run, "--diagnose", "every=3", "steps=4", "parameters=all", "k=8"]) == 0
+    assert [(line["step"], line["k"]) for line in measured(tmp_path / "run")] == [(1, 8), (4, 8)]
+    assert RunFolder.open(tmp_path / "run").config.diagnose == "every=3 steps=4 parameters=all k=8"
+    capsys.readouterr()
+    for words, message in {
+        "evry=3": "'evry=3' is none of every=N, steps=N, parameters=block|all, k=N",
+        "every": "'every' is none of",
+        "every=0": "every='0': expected a whole number >= 1",
+        "k=2.5": "k='2.5': expected a whole number >= 1",
+        "every=2 every=3": "every is given twice",
+        "parameters=last": "parameters='last': choose from block, all",
+        "every=2 --accumulation 2": "accumulation=2: gradients of one whole batch are compared",
+    }.items():
+        assert main([*run[:-1], str(tmp_path / "other"), "--diagnose", *words.split()]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+    assert not (tmp_path / "other").exists()
+
+
+def test_the_gradient_is_measured_under_the_draws_of_the_step(data, tmp_path):
+    """With weight 0 on the unsupervised part the two gradients are one, if and only if dropout draws the same again."""
+    train(
+        small_config(data, "noisy", eagc=False, sup_weight=1.0, epochs=1),
+        tmp_path / "run",
+        [Diagnose(every=2)],
+    )
+    assert [line["gdc_clean"] for line in measured(tmp_path / "run")] == pytest.approx([0.0] * 4, abs=1e-5)
+
+
+def test_when_it_measures(data, tmp_path):
+    train(small_config(data, epochs=2), tmp_path / "run", [Diagnose(every=4, steps=9)])
+    lines = measured(tmp_path / "run")
+    assert [(line["epoch"], line["position"]) for line in lines] == [(0, 0), (0, 4), (1, 1)]
+    assert all(0 <= line[name] <= 2 for line in lines for name in MEASURES[:6])
+    assert all(line[name] is None or -1 <= line[name] <= 1 for line in lines for name in MEASURES[6:])
+    assert all(line["seconds"] > 0 and line["k"] == 16 for line in lines)
+
+
+def test_what_cannot_be_measured_is_said(data, tmp_path):
+    with pytest.raises(ConfigError, match="accumulation=2"):
+        train(small_config(data, epochs=1, accumulation=2), tmp_path / "run", [Diagnose()])
+    with pytest.raises(ConfigError, match="every=0"):
+        Diagnose(every=0)

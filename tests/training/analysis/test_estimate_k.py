@@ -1,0 +1,219 @@
+"""The estimate of K on blobs, its searches against traces by hand, the command, and training with a K that is not the true one."""
+
+import argparse
+import json
+import math
+
+import pytest
+import small_runs
+import torch
+from sklearn.cluster import KMeans
+from torch.nn import functional as F
+
+from eagc_ops import cli
+from eagc_ops.training.analysis import estimate_k as module
+from eagc_ops.training.analysis.accuracy import accuracy
+from eagc_ops.training.analysis.estimate_k import _bisection, _brent, estimate_k
+from eagc_ops.training.config import (
+    ConfigError,
+    add_config_arguments,
+    config_from_arguments,
+    from_json,
+    resolve,
+)
+from eagc_ops.training.data import open_data
+from eagc_ops.training.engine.checkpoint import load_checkpoint
+from eagc_ops.training.engine.loop import Loop, resume, train
+from eagc_ops.training.engine.run_folder import RunFolder
+
+pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
+
+
+def blobs(classes=12, known=8, each=20, scale=True):
+    g = torch.Generator().manual_seed(0)
+    y = torch.arange(classes * each) % classes
+    x = F.normalize(torch.randn(classes, 16, generator=g), dim=1)[y] + 0.07 * torch.randn(
+        classes * each, 16, generator=g
+    )
+    length = (
+        torch.rand(len(x), 1, generator=g) * 30 + 0.1 if scale else 1.0
+    )  # direction alone tells the classes apart
+    return x * length, torch.where((y < known) & (torch.arange(len(y)) < len(y) // 2), y, -1), y
+
+
+@pytest.mark.parametrize("search", ["brent", "bisection"])
+def test_blobs(search):
+    features, label, _ = blobs()
+    found = estimate_k(features, label, 8, search=search, largest=40, restarts=3)
+    assert abs(found.k - 12) <= 2
+    assert found.accuracy == found.tried[found.k] > 0.9
+    assert min(found.tried) >= 8
+    assert max(found.tried) <= 40
+
+
+def test_a_candidate_is_judged_by_the_labelled_rows_of_ten_k_means_on_all_normalised_rows():
+    features, label, _ = blobs()
+    found = estimate_k(features, label, 8, largest=14)
+    for k, score in found.tried.items():
+        clusters = KMeans(k, n_init=10, random_state=0).fit_predict(F.normalize(features, dim=1).numpy())
+        assert score == accuracy(clusters[label >= 0], label[label >= 0], 8).all
+
+
+def test_the_range_ends_at_the_number_of_rows():
+    features, label, _ = blobs(each=2)
+    assert max(estimate_k(features, label, 8, search="bisection", restarts=1).tried) <= 24
+
+
+def trace(search, score, small, big):
+    asked = []
+    answer = search(lambda k: asked.append(k) or score(k), small, big)
+    return answer, asked
+
+
+def test_bisection_by_hand():
+    # 10..42, best at 17: acc(42) < acc(10) -> 10..26; 26 is worse than 10 -> 10..18; 18 is better -> 14..18; 18 better -> 16..18;
+    # 18 and 16 are equally good -> 16..17, whose middle is 16; five rounds = log2(32)
+    answer, asked = trace(_bisection, lambda k: -abs(k - 17), 10, 42)
+    assert answer == 17
+    assert asked[:10] == [42, 10, 26, 10, 18, 10, 18, 14, 18, 16]
+    # 10..13: one round, 13 is better -> 11, 12, 13, and the middle one is the best
+    assert trace(_bisection, {10: 0.0, 13: 0.5, 11: 0.1, 12: 0.9}.get, 10, 13) == (12, [13, 10, 11, 12, 13])
+    # equally good ends: the upper half is given up
+    assert trace(_bisection, lambda k: 0.0, 10, 14)[0] == 10
+
+
+def test_brent_is_the_bounded_search_on_whole_numbers():
+    from scipy.optimize import minimize_scalar
+
+    def score(k):
+        assert isinstance(k, int)
+        return -((k - 231) ** 2)
+
+    answer, asked = trace(_brent, score, 100, 1000)
+    assert answer == int(minimize_scalar(lambda x: -score(int(x)), bounds=(100, 1000), method="bounded").x)
+    assert abs(answer - 231) <= 1
+    assert asked[0] == int(100 + (900 * (3 - math.sqrt(5)) / 2))  # golden section first
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"label": torch.full((240,), -1)}, "label must hold a class below known=8"),
+        ({"known": 3}, "label must hold a class below known=3"),
+        ({"largest": 8}, "largest=8: with 8 known classes"),
+        ({"label": torch.zeros(7, dtype=torch.int64)}, r"features must be \(N, D\) and label \(N,\)"),
+        ({"search": "golden"}, "search='golden'"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_named(change, message):
+    features, label, _ = blobs()
+    with pytest.raises(ValueError, match=message):
+        estimate_k(**{"features": features, "label": label, "known": 8, **change})
+
+
+# The command ---------------------------------------------------------------------------------------------------------------------
+
+
+def test_the_command_uses_the_given_split(data, capsys, monkeypatch):
+    """The labelled images are those of the split file, though it lists the classes out of order."""
+    seen, original = [], module.estimate_k
+    monkeypatch.setattr(module, "estimate_k", lambda *a, **o: seen.append((a, o)) or original(*a, **o))
+    options = [
+        "--dataset",
+        "folder",
+        "--image-size",
+        "16",
+        "--backbone",
+        "vit_digits",
+        "--device",
+        "cpu",
+        "--search",
+        "bisection",
+    ]
+    options += [part for name, value in data.items() for part in (f"--{name.replace('_', '-')}", value)]
+    assert cli.main(["estimate-k", *options, "--largest", "12", "--restarts", "2"]) == 0
+    last = capsys.readouterr().out.splitlines()[-1]
+    (features, label, known), settings = seen[0]
+    assert (
+        last
+        == f"estimated K: {original(features, label, known, **{**settings, 'progress': False}).k}, of which 3 are known"
+    )
+    assert settings == {"search": "bisection", "largest": 12, "restarts": 2, "progress": True}
+    found = open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
+    assert torch.equal(label, torch.cat([found.labelled.labels, torch.full((42,), -1)]))
+    assert features.shape == (60, 96)
+    built = Loop(small_runs.small_config(data))
+    with torch.no_grad():
+        torch.testing.assert_close(
+            features[20], built.student.encoder.vit(found.test_transform(found.merged[20][0])[None])[0]
+        )
+
+
+def test_the_command_says_what_is_wrong(capsys):
+    assert cli.main(["estimate-k", "--dataset", "folder"]) == 2
+    assert capsys.readouterr().err.startswith("eagc estimate-k: ")
+
+
+# Training with another K ---------------------------------------------------------------------------------------------------------
+
+
+def test_k_is_a_number_or_the_word_estimate():
+    def parse(*arguments):
+        parser = argparse.ArgumentParser()
+        add_config_arguments(parser)
+        return config_from_arguments(parser.parse_args(arguments)).k
+
+    assert [parse("--k", "231"), parse("--k", "estimate"), parse("--k", "none"), parse()] == [
+        231,
+        "estimate",
+        None,
+        None,
+    ]
+    for value in ("many", "2.5"):
+        with pytest.raises(SystemExit):
+            parse("--k", value)
+    for value, message in [
+        (0, "k=0: expected a value >= 1"),
+        ("guess", "k='guess': expected a whole number or 'estimate' or none"),
+        (2.0, "got float"),
+    ]:
+        with pytest.raises(ConfigError, match=message):
+            resolve(k=value)
+    config = resolve(k="estimate")
+    assert from_json(json.loads(json.dumps(config.to_json()))) == config
+
+
+@pytest.mark.parametrize("method", ["simgcd", "selex"])
+def test_heads_and_clusters_have_the_given_number(data, method):
+    built = Loop(
+        small_runs.small_config(data, method, k=9, **({"embedding_dim": 16} if method == "selex" else {}))
+    )
+    head = built.student.method
+    if method == "simgcd":
+        assert head.classifier.weight.shape[0] == 9
+    else:
+        assert head.levels == [(3, 6), (1, 3)]  # C_new = K - C_old
+        built.student.eval()
+        with torch.no_grad():
+            predicted = head.predict(built.features)
+        assert predicted.max() == 8
+    with pytest.raises(ConfigError, match="k=2: 3 classes are known already"):
+        Loop(small_runs.small_config(data, method, k=2))
+
+
+def test_an_estimate_is_made_once_and_kept(data, tmp_path, monkeypatch):
+    config = small_runs.small_config(data, k="estimate", epochs=1)
+    with pytest.raises(ConfigError, match="k='estimate' is made a number by train"):
+        Loop(config)
+    train(config, tmp_path / "run")
+    folder = RunFolder.open(tmp_path / "run")
+    k = folder.config.k
+    record = folder.facts["k_estimate"]
+    assert record["k"] == k == folder.facts["classes"]
+    assert record["tried"][str(k)] == record["accuracy"]
+    assert load_checkpoint(folder.last)[0]["method.classifier.weight"].shape[0] == k
+    built = Loop(small_runs.small_config(data))
+    assert estimate_k(*module.all_features(built.student.encoder, built.batches), 3).k == k
+    (tmp_path / "run" / "result.json").unlink()
+    monkeypatch.setattr("eagc_ops.training.engine.loop.estimate_k", None)  # a resumed run does not look again
+    resume(tmp_path / "run")

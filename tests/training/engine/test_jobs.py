@@ -1,0 +1,110 @@
+"""Sets of runs: several processes, order, what is skipped and refused, and a run that fails."""
+
+import json
+import multiprocessing
+import os
+import signal
+import threading
+import time
+from concurrent.futures.process import BrokenProcessPool
+
+import pytest
+import small_runs
+import torch
+
+from eagc_ops.training.config import ConfigError
+from eagc_ops.training.engine import jobs
+from eagc_ops.training.engine.jobs import Job, default_jobs, run_jobs, unfinished
+from eagc_ops.training.engine.run_folder import RunFolder
+
+
+def config(data, **switches):
+    return small_runs.small_config(data, "simgcd", epochs=1, reference_epochs=1, **switches)
+
+
+def test_several_processes_in_order_and_a_failure(data, tmp_path):
+    first = Job(config(data), tmp_path / "first", {})
+    second = Job(
+        config(data, lambda_a=0.0), tmp_path / "second", {}, after=(first.folder,)
+    )  # uses the first one's reference model
+    broken = Job(config(data, trainable_blocks=9), tmp_path / "broken", {})
+    ended = list(run_jobs([first, second, broken], at_a_time=2))
+    results = {job.folder.name: result for job, result in ended}
+    assert list(results).index("first") < list(results).index("second")
+    assert isinstance(results["broken"], ConfigError)
+    assert "has only 4 blocks" in str(results["broken"])
+    for name in ("first", "second"):
+        assert results[name] == json.loads((tmp_path / name / "result.json").read_text())
+    assert len(list((tmp_path / "references").glob("reference-*"))) == 1
+    begun = {name: (tmp_path / name / "tensorboard").stat().st_ctime_ns for name in ("first", "second")}
+    assert begun["second"] > (tmp_path / "first" / "result.json").stat().st_mtime_ns
+
+    assert unfinished([first, second, broken]) == [broken]
+    moved = first._replace(config=first.config.replace(workers=3, root="elsewhere", log_every=1))
+    assert unfinished([moved]) == []  # settings of the machine are no part of a run
+    facts = RunFolder.open(first.folder).facts
+    assert (
+        unfinished([first._replace(facts={"trunk": facts["trunk"], "split_hash": facts["split_hash"]})]) == []
+    )
+    for other in (
+        first._replace(config=first.config.replace(lambda_p=0.1)),
+        first._replace(facts={"trunk": "of other weights"}),
+        first._replace(facts={"split_hash": "of other data"}),
+    ):
+        with pytest.raises(
+            ConfigError, match="holds a run of other settings, data or weights: look elsewhere"
+        ):
+            unfinished([other], "look elsewhere")
+
+
+def test_a_killed_process_fails_its_jobs_and_nothing_hangs(data, tmp_path):
+    def kill_one():
+        while not list(tmp_path.glob("*/run.json")):  # a run has begun
+            time.sleep(0.02)
+        os.kill(multiprocessing.active_children()[0].pid, signal.SIGKILL)
+
+    pair = [Job(config(data, eagc=False, seed=seed), tmp_path / f"seed{seed}", {}) for seed in (0, 1)]
+    pair.append(Job(config(data, eagc=False, seed=2), tmp_path / "seed2", {}, after=(pair[0].folder,)))
+    thread = threading.Thread(target=kill_one)
+    thread.start()
+    ended = {job.folder: result for job, result in run_jobs(pair, at_a_time=2)}
+    thread.join()
+    assert ended.keys() == {job.folder for job in pair}
+    failed = [job for job in pair if isinstance(ended[job.folder], BrokenProcessPool)]
+    assert failed and unfinished(pair) == failed  # a short run may have ended before the kill
+    assert [result["last"]["epoch"] for _, result in run_jobs(failed, at_a_time=1)] == [0] * len(
+        failed
+    )  # begun or not, they go on
+    assert unfinished(pair) == []
+
+
+def test_in_one_process_a_failure_does_not_stop_the_others(data, tmp_path):
+    (tmp_path / "good").mkdir()
+    (tmp_path / "good" / "run.json.partial").write_text("{")  # killed before it began
+    pair = [
+        Job(config(data, trainable_blocks=9), tmp_path / "bad", {}),
+        Job(config(data, eagc=False), tmp_path / "good", {}),
+    ]
+    (_, bad), (_, good) = run_jobs(pair, at_a_time=1)
+    assert isinstance(bad, ConfigError)
+    assert good["last"]["epoch"] == 0
+
+
+def test_an_estimated_k_is_the_run_that_asked_for_it(tmp_path, data):
+    asked = config(data, k="estimate")
+    RunFolder.create(tmp_path / "run", asked.replace(k=6), {"k_estimate": {"k": 6}})
+    assert [job.folder.name for job in unfinished([Job(asked, tmp_path / "run", {})])] == ["run"]
+    RunFolder.create(tmp_path / "given", asked.replace(k=6), {})
+    with pytest.raises(ConfigError, match="other settings"):
+        unfinished([Job(asked, tmp_path / "given", {})])
+
+
+def test_one_run_per_gpu(monkeypatch):
+    monkeypatch.setattr(jobs.os, "cpu_count", lambda: 3)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert default_jobs() == 3
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    assert (default_jobs(), default_jobs("cpu"), jobs._gpus()) == (2, 3, ["0", "1"])
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    assert jobs._gpus() == ["5", "7"]

@@ -1,0 +1,534 @@
+"""The loop on real files: killed and resumed, repeated, in two processes, with and without EAGC, against plain training code."""
+
+import json
+import math
+import os
+import pickle
+import shutil
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import small_runs
+import torch
+from small_runs import FirstStep, small_config
+from torch.nn import functional as F
+
+from eagc_ops import Subspace
+from eagc_ops.training.config import ConfigError
+from eagc_ops.training.data import open_data, train_loader
+from eagc_ops.training.engine import loop as loop_module
+from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
+from eagc_ops.training.engine.loop import Callback, Loop, RunWarning, evaluate, resume, train
+from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.methods import Rows
+from eagc_ops.training.models import reference_model as reference_module
+
+SCRIPT = Path(small_runs.__file__)
+GENTLE = {"backbone_lr": 0.01, "head_lr": 0.01}  # steps that do not blow rounding up
+
+pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
+
+
+@pytest.fixture(scope="module")
+def whole(data, tmp_path_factory):
+    """An uninterrupted run: (config, folder, result)."""
+    config, folder = small_config(data, "noisy"), tmp_path_factory.mktemp("whole") / "run"
+    return config, folder, train(config, folder)
+
+
+@pytest.fixture(scope="module")
+def killed(data, whole, tmp_path_factory):
+    """Real processes: three runs like `whole` that were killed, one with two ranks, one in bf16. Name -> folder."""
+    folder = tmp_path_factory.mktemp("killed")
+    config = whole[0].to_json()
+    scenarios = {
+        "in an epoch": {"kill": ["update", 13], "config": {**config, "workers": 2, "checkpoint_every": 3}},
+        "in a write": {"kill": ["write", 2]},
+        "before a rename": {"kill": ["rename", 2]},
+        "before any checkpoint": {"kill": ["update", 3]},
+        "two ranks": {"kill": None, "world": 2, "config": small_config(data, epochs=2, **GENTLE).to_json()},
+        "bf16": {"kill": None, "config": small_config(data, epochs=1, precision="bf16", **GENTLE).to_json()},
+    }
+    for name, scenario in scenarios.items():
+        scenario |= {"config": config, "world": 1, **scenario, "output": str(folder / name / "run")}
+    (folder / "scenarios.json").write_text(json.dumps(list(scenarios.values())))
+    command = [sys.executable, str(SCRIPT), str(folder / "scenarios.json")]
+    done = subprocess.run(
+        command,
+        capture_output=True,
+        text=True,
+        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    codes = json.loads(done.stdout.splitlines()[-1])
+    wanted = [[-signal.SIGKILL] if s["kill"] else [0] * s["world"] for s in scenarios.values()]
+    assert codes == wanted, done.stderr[-4000:]
+    return {name: Path(scenario["output"]) for name, scenario in scenarios.items()}
+
+
+def same(a, b):
+    """Last and best checkpoints of two runs, bit for bit (in a file the order of the header's entries is not fixed)."""
+    for name in ("last.safetensors", "best.safetensors"):
+        (tensors, state), (other_tensors, other_state) = load_checkpoint(a / name), load_checkpoint(b / name)
+        if state != other_state or tensors.keys() != other_tensors.keys():
+            return False
+        if not all(torch.equal(tensors[key], other_tensors[key]) for key in tensors):
+            return False
+    return True
+
+
+class Counter(Callback):
+    taken = 0
+
+    def after_update(self, loop, batch):
+        self.taken += 1
+
+
+def lines(folder):
+    return [
+        {k: v for k, v in line.items() if k not in ("seconds", "steps")}
+        for line in RunFolder.open(folder).metrics()
+    ]
+
+
+def weights(folder, name="last"):
+    return load_checkpoint(Path(folder) / f"{name}.safetensors")[0]
+
+
+# Kill and resume ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["in an epoch", "in a write", "before a rename", "before any checkpoint"])
+def test_a_killed_run_ends_with_the_same_bytes(whole, killed, name):
+    _, folder, result = whole
+    run = killed[name]
+    assert not (run / "result.json").exists()
+    if name == "in an epoch":
+        _, state = load_checkpoint(run / "last.safetensors")
+        assert (state["epoch"], state["position"]) == (
+            1,
+            3,
+        )  # 7 steps per epoch: killed in update 13 = (1, 5)
+    if name in ("in a write", "before a rename"):
+        assert (run / "last.safetensors.partial").exists()
+        assert load_checkpoint(run / "last.safetensors")[1]["epoch"] == 1  # the previous one is still whole
+    steps = Counter()
+    assert resume(run, [steps]) == result
+    assert steps.taken == {"in an epoch": 11, "before any checkpoint": 21}.get(
+        name, 14
+    )  # of 21: it went on, it did not start again
+    assert same(run, folder)
+    assert lines(run) == lines(folder)
+    assert not list(run.glob("*.partial"))
+
+
+def test_the_running_energy_is_part_of_a_checkpoint(whole, killed):
+    stored = [
+        load_checkpoint(file)[0]["energy_ref"]
+        for file in killed["in an epoch"].parent.glob("references/subspace*")
+    ]
+    assert len(stored) == 1
+    last = weights(whole[1])["eagc.energy_ref"]
+    assert last != stored[0]  # it has moved, and the test above says that a resumed run has the same one
+
+
+def test_a_repeated_run_has_the_same_bytes_and_another_seed_has_not(data, whole, tmp_path):
+    config, folder, result = whole
+    assert train(config, tmp_path / "again") == result
+    assert same(tmp_path / "again", folder)
+    train(small_config(data, "noisy", seed=1, epochs=1), tmp_path / "other")
+    assert not torch.equal(
+        weights(tmp_path / "other")["method.classifier.weight"], weights(folder)["method.classifier.weight"]
+    )
+
+
+def test_resuming_a_complete_run_returns_its_result(whole):
+    before = (whole[1] / "metrics.jsonl").read_bytes()
+    assert resume(whole[1]) == whole[2]
+    assert (whole[1] / "metrics.jsonl").read_bytes() == before
+
+
+# Two processes -------------------------------------------------------------------------------------------------------------------
+
+
+def test_two_processes_take_the_steps_of_one(data, killed, tmp_path):
+    train(small_config(data, epochs=2, **GENTLE), tmp_path / "one")  # 14 steps
+    one, two = weights(tmp_path / "one"), weights(killed["two ranks"])
+    assert one.keys() == two.keys()
+    for name in one:
+        momentum = name.startswith("optimiser")  # sums of gradients have a scale of their own
+        limit = 1e-5 * one[name].abs().max().item() if momentum else 1e-6
+        torch.testing.assert_close(
+            two[name], one[name], rtol=0, atol=limit, msg=lambda m, name=name: f"{name}: {m}"
+        )
+    start = Loop(small_config(data)).student.state()
+    assert (
+        one["method.classifier.weight"] - start["method.classifier.weight"]
+    ).abs().max() > 1e-3  # something was trained
+    for a, b in zip(lines(tmp_path / "one"), lines(killed["two ranks"])):
+        assert a["kind"] == b["kind"]
+        assert a.get("loss", 0) == pytest.approx(b.get("loss", 0), rel=1e-5)
+        assert [a.get(k) for k in ("all", "old", "new")] == [b.get(k) for k in ("all", "old", "new")]
+
+
+def test_bf16_follows_fp32(data, killed, tmp_path):
+    train(small_config(data, epochs=1, **GENTLE), tmp_path / "fp32")
+    a, b = weights(tmp_path / "fp32"), weights(killed["bf16"])
+    change = [
+        (a[name] - b[name]).abs().max().item()
+        for name in a
+        if name.startswith(("encoder", "method", "eagc.energy"))
+    ]
+    assert 0 < max(change) < 0.02
+    assert all(tensor.dtype == torch.float32 for name, tensor in b.items() if tensor.is_floating_point())
+
+
+# Against plain code --------------------------------------------------------------------------------------------------------------
+
+
+def plain_simgcd(config, tail=None):
+    """What training is without this package's loop: encoder, heads, loss, backward, SGD by hand."""
+    built = Loop(config)
+    encoder, method = built.student.encoder, built.student.method
+    if tail is not None:
+        encoder.load_tail(tail)
+    groups = [(p, config.backbone_lr) for p in encoder.tail.parameters()] + [
+        (p, config.head_lr) for p in method.parameters()
+    ]
+    velocity = {}
+    for epoch in range(config.epochs):
+        for position, batch in enumerate(built.batches.train.epoch(epoch)):
+            z = encoder.student(encoder.trunk(torch.cat(batch.views)))
+            mask = torch.cat([batch.labelled, batch.labelled])
+            label = torch.where(mask, torch.cat([batch.label, batch.label]), -1)
+            loss = method.loss(method(z), Rows(label, mask, batch.uq_idx.repeat(2), epoch, position))
+            gradients = torch.autograd.grad(loss.supervised + loss.unsupervised, [p for p, _ in groups])
+            with torch.no_grad():
+                for (p, initial), g in zip(groups, gradients):
+                    floor = 1e-3 * config.head_lr
+                    lr = floor + (initial - floor) * (1 + math.cos(math.pi * epoch / config.epochs)) / 2
+                    g = g.add(p, alpha=5e-5) if p.ndim > 1 else g
+                    velocity[p] = velocity[p].mul_(0.9).add_(g) if p in velocity else g.clone()
+                    p.add_(velocity[p], alpha=-lr)
+    return built.student.state()
+
+
+def test_no_eagc_is_the_plain_method_bit_for_bit(data, tmp_path):
+    config = small_config(data, eagc=False, warm_start=False)
+    train(config, tmp_path / "run")
+    assert not (tmp_path / "references").exists()  # nothing needed one
+    run, plain = weights(tmp_path / "run"), plain_simgcd(config)
+    assert all(torch.equal(run[name], plain[name]) for name in plain)
+
+
+def test_eagc_with_both_strengths_zero_is_no_eagc_bit_for_bit(data, tmp_path):
+    train(small_config(data, eagc=False), tmp_path / "off")
+    train(small_config(data, lambda_a=0.0, lambda_p=0.0), tmp_path / "zero")
+    off, zero = weights(tmp_path / "off"), weights(tmp_path / "zero")
+    assert all(torch.equal(off[name], zero[name]) for name in off)
+    assert {name.split(".")[0] for name in zero.keys() - off.keys()} == {"eagc"}
+
+
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_the_gradient_of_a_step_is_loss_plus_alignment_minus_projection(data, tmp_path, accumulation):
+    """One step, by autograd and the paper's formulas: the anchor as a proximal loss, the projection as a correction of dL/dz."""
+    seen = FirstStep()
+    # Not warm-started, so that z differs from z_hat; energies fixed; strengths that show
+    config = small_config(
+        data,
+        warm_start=False,
+        energy_momentum=None,
+        lambda_a=200.0,
+        lambda_p=0.9,
+        epochs=1,
+        accumulation=accumulation,
+    )
+    train(config, tmp_path / "run", [seen])
+
+    built = Loop(config)
+    encoder, method = built.student.encoder, built.student.method
+    (file,) = (tmp_path / "references").glob("reference*")
+    tail = load_checkpoint(file)[0]
+    tail.pop("cross_entropy")
+    encoder.set_reference(tail)
+    S, mean_energy = seen.eagc.matrix, seen.eagc.energy_ref
+    batch = next(iter(built.batches.train.epoch(0)))
+    total, tau_seen, size = 0, [], 8 // accumulation
+    for part in range(accumulation):
+        cut = slice(part * size, (part + 1) * size)
+        mask = batch.labelled[cut].repeat(2)
+        tokens = encoder.trunk(torch.cat([view[cut] for view in batch.views]))
+        z, z_hat = encoder.student(tokens), encoder.anchor(tokens)
+        label = torch.where(mask, batch.label[cut].repeat(2), -1)
+        loss = method.loss(method(z), Rows(label, mask, batch.uq_idx[cut].repeat(2), 0, 0))
+        (g,) = torch.autograd.grad(loss.supervised + loss.unsupervised, z)
+        energy = ((z @ S) * z).sum(1) / z.pow(2).sum(1)
+        tau = (1 - energy / (mean_energy + 1e-6)).clamp(0, 1).detach()
+        tau_seen.append(tau[~mask])
+        g = torch.where(mask[:, None], g, g - 0.9 * tau[:, None] * (g @ S))
+        proximal = 200.0 / 2 * F.mse_loss(z[mask], z_hat[mask])
+        parts = torch.autograd.grad([z, proximal], list(encoder.tail.parameters()), [g, None])
+        total = [a + b / accumulation for a, b in zip(total or [0] * len(parts), parts)]
+    assert (torch.cat(tau_seen) > 0.01).float().mean() > 0.3
+    for expected, got in zip(total, seen.found):
+        torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
+
+
+# The reference stage -------------------------------------------------------------------------------------------------------------
+
+
+def test_the_reference_model_is_supervised_training_of_the_last_block(data, tmp_path):
+    """Against a whole ViT trained with torch's own SGD, scheduler and weight norm."""
+    config = small_config(data, epochs=1)
+    result = train(config, tmp_path / "run")
+    built = Loop(config)
+    vit = built.student.encoder.vit
+    with loop_module._seeded(config.seed, -1, 3):
+        head = torch.nn.utils.parametrizations.weight_norm(
+            torch.nn.Linear(vit.embed_dim, 3, bias=False), dim=0
+        )
+    head.parametrizations.weight.original0.requires_grad_(False).fill_(1.0)
+    trained = [p for p in [*vit.blocks[-1].parameters(), *head.parameters()] if p.requires_grad]
+    groups = [
+        {"params": [p for p in trained if p.ndim > 1], "weight_decay": 1e-4},
+        {"params": [p for p in trained if p.ndim == 1]},
+    ]
+    sgd = torch.optim.SGD(groups, lr=0.02, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(sgd, T_max=2, eta_min=2e-5)
+    for epoch in range(2):
+        losses = []
+        for batch in built.batches.labelled_train.epoch(epoch):
+            logits = head(F.normalize(vit(torch.cat(batch.views)), dim=1)) / 0.1
+            losses.append(F.cross_entropy(logits, torch.cat([batch.label, batch.label])))
+            sgd.zero_grad()
+            losses[-1].backward()
+            sgd.step()
+        schedule.step()
+        assert len(losses) == 3  # 18 images in batches of 8: the last batch is kept
+    (file,) = (tmp_path / "references").glob("reference*")
+    tail, _ = load_checkpoint(file)
+    assert tail.pop("cross_entropy").item() == result["reference_cross_entropy"]
+    assert result["reference_cross_entropy"] == pytest.approx(torch.stack(losses).mean().item(), rel=1e-4)
+    for name, value in tail.items():
+        torch.testing.assert_close(value, vit.state_dict()[name], rtol=1e-4, atol=1e-5)
+
+    # Known-class subspace: raw features of the reference model, test transform, fp64
+    with torch.no_grad():
+        z = torch.cat([vit(batch.views[0]) for batch in built.batches.labelled()]).double()
+    R = z.T @ z / len(z)
+    S = R @ torch.linalg.inv(R + 0.25 * torch.eye(len(R)))
+    (file,) = (tmp_path / "references").glob("subspace*")
+    fitted, _ = load_checkpoint(file)
+    torch.testing.assert_close(fitted["matrix"].double(), S, rtol=0, atol=1e-4)
+    assert fitted["energy_ref"].item() == pytest.approx(
+        (((z @ S) * z).sum(1) / (z * z).sum(1)).mean().item(), rel=1e-4
+    )
+
+
+def test_a_fingerprint_decides_whether_a_reference_is_used_again(data, tmp_path, monkeypatch):
+    trained = []
+    original = reference_module.train_reference
+    monkeypatch.setattr(loop_module, "train_reference", lambda *a: trained.append(1) or original(*a))
+    config = small_config(data, epochs=1)
+
+    def references(name, **switches):
+        trained.clear()
+        train(small_config(data, **{"epochs": 1, **switches}), tmp_path / name)
+        return len(trained)
+
+    assert references("first") == 1
+    assert (
+        references("same", lambda_p=0.1, head_lr=0.2, memax_weight=3.0, aperture=1.0) == 0
+    )  # nothing it depends on
+    for name, value in {
+        "seed": 5,
+        "reference_epochs": 1,
+        "reference_lr": 0.01,
+        "weights": None,
+        "trainable_blocks": 2,
+    }.items():
+        assert references(name, **{name: value}) == 1, name
+    fewer = Path(data["split_file"]).with_name("fewer.json")
+    fewer.write_text(json.dumps({"known_classes": ["class3", "class0"], "labelled_fraction": 0.5}))
+    assert references("split", split_file=str(fewer)) == 1
+
+    # The name of a file counts for nothing: content under a wrong name is refused
+    built = Loop(config)
+    key = reference_module.reference_key(
+        built.student.encoder, config, built.data.split_hash, built.batches.identity
+    )
+    right = tmp_path / "references" / f"reference-1-{reference_module.fingerprint(key)[:16]}.safetensors"
+    other = next(file for file in right.parent.glob("reference*") if file != right)
+    shutil.copy(other, right)
+    with pytest.raises(CheckpointError, match="holds something else than its name says"):
+        references("wrong")
+
+
+# Checkpoints that cannot be used -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def half_done(killed, tmp_path):
+    """A copy of a killed run, before it is resumed or after: the result is taken away."""
+    run = tmp_path / "run"
+    shutil.copytree(killed["in an epoch"], run)
+    (run / "result.json").unlink(missing_ok=True)
+    return run
+
+
+def test_a_damaged_checkpoint_is_recognised(half_done):
+    file = half_done / "last.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-100] ^= 1  # one bit of one weight
+    file.write_bytes(content)
+    with pytest.raises(
+        CheckpointError, match=r"last\.safetensors is damaged: its content does not match its sha256"
+    ):
+        resume(half_done)
+    file.write_bytes(content[: len(content) // 2])
+    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+        resume(half_done)
+
+
+def test_a_pickle_is_refused_and_not_executed(half_done, tmp_path):
+    class Trap:
+        def __reduce__(self):
+            return Path.touch, (tmp_path / "executed",)
+
+    (half_done / "last.safetensors").write_bytes(pickle.dumps(Trap()))
+    with pytest.raises(CheckpointError, match="damaged or not a checkpoint"):
+        resume(half_done)
+    assert not (tmp_path / "executed").exists()
+
+
+def test_a_foreign_checkpoint_names_what_differs(data, half_done, tmp_path):
+    train(small_config(data, "noisy", epochs=1, seed=7), tmp_path / "foreign")
+    shutil.copy(tmp_path / "foreign" / "last.safetensors", half_done / "last.safetensors")
+    with pytest.raises(
+        CheckpointError, match=r"belongs to another run: epochs \(1 there, 3 here\), seed \(7 there, 0 here\)"
+    ):
+        resume(half_done)
+
+
+def test_other_images_and_other_settings_are_refused(data, half_done, tmp_path):
+    fewer = tmp_path / "fewer.json"
+    fewer.write_text(json.dumps({"known_classes": ["class3", "class4"], "labelled_fraction": 0.5}))
+    with pytest.raises(CheckpointError, match="split_hash"):
+        resume(half_done, split_file=str(fewer))
+    with pytest.raises(ConfigError, match="epochs cannot change in a run that exists"):
+        resume(half_done, epochs=5)
+
+
+def test_folders_that_are_not_what_they_should_be(data, whole, tmp_path):
+    with pytest.raises(ConfigError, match="is not an empty folder: resume the run in it"):
+        train(whole[0], whole[1])
+    with pytest.raises(ConfigError, match="is not a run folder"):
+        resume(tmp_path)
+    (tmp_path / "run.json").write_text('{"config": {"method": "small", "epochs": ')
+    with pytest.raises(ConfigError, match=r"run\.json cannot be read"):
+        resume(tmp_path)
+    (tmp_path / "run.json").write_text(json.dumps({"config": {**whole[0].to_json(), "epochs": "three"}}))
+    with pytest.raises(ConfigError, match="epochs='three': expected a whole number"):
+        resume(tmp_path)
+
+
+# What a run leaves behind --------------------------------------------------------------------------------------------------------
+
+
+def test_the_folder_says_what_was_run_and_what_happened(data, whole):
+    config, path, result = whole
+    folder = RunFolder.open(path)
+    assert folder.config == config
+    found = open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
+    assert folder.facts["split_hash"] == found.split_hash
+    assert [folder.facts[key] for key in ("known", "classes", "images", "labelled", "steps_per_epoch")] == [
+        3,
+        5,
+        60,
+        18,
+        7,
+    ]
+    assert folder.facts["versions"]["torch"] == torch.__version__.split("+")[0]
+    assert "git_commit" in folder.facts
+
+    epochs = [line for line in folder.metrics() if line["kind"] == "epoch"]
+    steps = [line for line in folder.metrics() if line["kind"] == "step"]
+    assert [line["epoch"] for line in epochs] == [0, 1, 2]
+    assert [(line["epoch"], line["position"]) for line in steps] == [
+        (e, p) for e in range(3) for p in (2, 5, 6)
+    ]
+    assert result["last"] == {key: epochs[-1][key] for key in ("epoch", "all", "old", "new")}
+    assert result["best"]["all"] == max(line["all"] for line in epochs)
+    assert result["headline"] == "best"
+    # the loss adds up, and the histograms count the unlabelled rows of exactly that batch
+    line = steps[4]
+    assert line["loss"] == pytest.approx(line["supervised"] + line["unsupervised"], rel=1e-5)
+    assert line["supervised"] == pytest.approx(0.35 * (line["cls"] + line["supcon"]), rel=1e-5)
+    batch = next(iter(train_loader(found, batch_size=8, seed=0).epoch(1, start=5)))
+    for name in ("energy", "tau"):
+        assert sum(line[f"{name}_histogram"]) == 2 * (~batch.labelled).sum().item()
+        quantiles = [line[f"{name}_q{q}"] for q in (0, 10, 25, 50, 75, 90, 100)]
+        assert quantiles == sorted(quantiles)
+        assert quantiles[0] >= 0
+        assert quantiles[-1] <= 1
+
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    board = EventAccumulator(str(path / "tensorboard")).Reload()
+    assert [round(event.value, 4) for event in board.Scalars("epoch/all")] == [
+        round(line["all"], 4) for line in epochs
+    ]
+    assert len(board.Scalars("step/tau_q50")) == len(steps)
+
+
+def test_evaluation_of_the_folder_gives_the_result(whole):
+    _, folder, result = whole
+    for which in ("last", "best"):
+        assert evaluate(folder, which)._asdict() == {key: result[which][key] for key in ("all", "old", "new")}
+
+
+def test_a_run_that_collapses_and_a_tau_of_zero_are_said(data, tmp_path, monkeypatch):
+    config = small_config(data, epochs=1)
+    monkeypatch.setattr(
+        loop_module, "known_subspace", lambda *_: Subspace(torch.eye(96), 1.0)
+    )  # every energy is 1
+
+    class Collapse(Callback):
+        def after_update(self, loop, batch):
+            with torch.no_grad():
+                loop.student.method.classifier.weight.copy_(
+                    torch.randn(1, 96) * 1e-3 - torch.arange(5)[:, None]
+                )
+
+    with pytest.warns(RunWarning) as caught:
+        result = train(config, tmp_path / "run", [Collapse()])
+    said = [str(warning.message) for warning in caught if warning.category is RunWarning]
+    assert result["warnings"] == said
+    assert "predicts" in said[0]
+    assert "of 5 classes" in said[0]
+    assert "tau is below 0.01 on" in said[1]
+    assert "aperture" in said[1]
+
+
+def test_the_trunk_cache_gives_the_run_it_would_give_through_the_trunk(data, tmp_path, monkeypatch):
+    from eagc_ops.training.data.trunk_cache import PixelViews
+
+    config = small_config(data, trunk_cache=str(tmp_path / "cache"), cache_views=4, epochs=2)
+    train(config, tmp_path / "cached" / "run")
+    original = loop_module.batches
+
+    def through_the_trunk(found, config, encoder, **options):
+        made = original(found, config.replace(trunk_cache=None), encoder, **options)
+        for loader in (made.train, made.labelled_train):
+            pixels = PixelViews(found, 4, seed=loader._seed)
+            object.__setattr__(loader._loader, "dataset", pixels)
+        return made
+
+    monkeypatch.setattr(loop_module, "batches", through_the_trunk)
+    train(config, tmp_path / "pixels" / "run")
+    cached, pixels = weights(tmp_path / "cached" / "run"), weights(tmp_path / "pixels" / "run")
+    for name in cached:
+        torch.testing.assert_close(cached[name], pixels[name], rtol=1e-3, atol=2e-5)

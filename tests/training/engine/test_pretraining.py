@@ -1,0 +1,85 @@
+"""The encoder of digits: its measure of features, its augmentation, its gate."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.neighbors import KNeighborsClassifier
+
+from eagc_ops.training.config import ConfigError, resolve
+from eagc_ops.training.data import open_data
+from eagc_ops.training.engine import pretraining as pretrain
+from eagc_ops.training.engine.pretraining import affine, digits_encoder, knn_accuracy
+from eagc_ops.training.models.backbones import load_backbone
+
+
+def test_knn_accuracy_is_leave_one_out():
+    generator = torch.Generator().manual_seed(0)
+    label = torch.randint(0, 4, (80,), generator=generator)
+    features = torch.randn(80, 6, generator=generator) + 1.5 * torch.nn.functional.one_hot(label, 6)
+    right = 0
+    for i in range(80):
+        others = np.arange(80) != i
+        model = KNeighborsClassifier(5, metric="cosine").fit(features[others].numpy(), label[others].numpy())
+        right += model.predict(features[[i]].numpy())[0] == label[i].item()
+    assert 30 < right < 79
+    assert knn_accuracy(features, label) == pytest.approx(right / 80, abs=1e-6)
+
+
+def test_affine_changes_little_and_not_the_background(monkeypatch):
+    data = open_data("digits")
+    images = torch.stack([data.test_transform(data.merged[i][0]) for i in range(8)])
+    changed = affine(images)
+    assert changed.shape == images.shape
+    assert (changed - images).abs().mean() > 0.05
+    assert changed.min() >= images.min() - 1e-6
+    monkeypatch.setattr(
+        torch, "rand", lambda n: torch.full((n,), 0.5)
+    )  # the middle of every range: nothing is changed
+    torch.testing.assert_close(affine(images), images, atol=1e-5, rtol=0)
+
+
+def test_weights_are_made_once_used_again_and_judged(tmp_path, monkeypatch):
+    data, file = open_data("digits"), tmp_path / "new" / "weights.safetensors"
+    monkeypatch.setattr(
+        pretrain, "pretrain", lambda pixels, epochs: load_backbone("vit_digits", image_size=16, channels=1)
+    )
+    first = digits_encoder(file, data, epochs=3)
+    assert first.seconds is not None
+    assert "3 epochs in 0 s" in str(first)
+    assert f"< {pretrain.NEEDED:.0%}" in first.fault  # random weights
+    monkeypatch.setattr(pretrain, "pretrain", None)
+    again = digits_encoder(file, data, epochs=3)
+    assert (again.seconds, again.accuracy) == (None, first.accuracy)
+    assert "used again" in str(again)
+    with pytest.raises(ConfigError, match="other settings"):
+        digits_encoder(file, data, epochs=4)
+    assert first._replace(accuracy=0.95).fault is None
+
+
+def test_a_run_on_digits_gets_the_encoder_and_others_do_not(tmp_path, monkeypatch):
+    monkeypatch.setattr(pretrain, "EPOCHS", 1)
+    said = []
+    config = pretrain.with_encoder(resolve("simgcd", "digits"), tmp_path, said.append)
+    assert config == resolve("simgcd", "digits").replace(weights=str(tmp_path / "digits.safetensors"))
+    assert said[0].seconds is not None and load_backbone(
+        "vit_digits", config.weights, image_size=open_data("digits").image_size, channels=1
+    )
+    for other in (resolve("simgcd", "cub"), resolve("simgcd", "digits", backbone="vit_tiny_patch16_224")):
+        assert pretrain.with_encoder(other, tmp_path, said.append) is other
+
+
+def test_of_several_processes_one_makes_the_encoder_and_the_others_wait(tmp_path, monkeypatch):
+    data, file, other = open_data("digits"), tmp_path / "weights.safetensors", tmp_path / "other.safetensors"
+    monkeypatch.setattr(
+        pretrain, "pretrain", lambda pixels, epochs: load_backbone("vit_digits", image_size=16, channels=1)
+    )
+    made, waited = digits_encoder(other, data, epochs=1), []
+
+    def sleep(seconds):
+        waited.append(seconds)
+        other.rename(file)  # the other process is done
+
+    monkeypatch.setenv("LOCAL_RANK", "1")
+    monkeypatch.setattr(pretrain.time, "sleep", sleep)
+    assert digits_encoder(file, data, epochs=1) == made._replace(file=file, seconds=None)
+    assert len(waited) == 1

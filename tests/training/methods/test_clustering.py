@@ -1,0 +1,285 @@
+"""Semi-supervised k-means against a brute-force version with Python loops in fp64, and at its edges."""
+
+import pytest
+import torch
+
+from eagc_ops.training.methods.clustering import _balance, kmeans_plus_plus, semi_supervised_kmeans
+
+FREE = -1
+
+
+def squared(a, b):
+    return sum((x - y) ** 2 for x, y in zip(a, b))
+
+
+def mean(rows):
+    return [sum(column) / len(rows) for column in zip(*rows)]
+
+
+def nearest(point, centres, allowed=None):
+    candidates = range(len(centres)) if allowed is None else allowed
+    return min(candidates, key=lambda c: squared(point, centres[c]))
+
+
+def brute_force(points, fixed, k, draws, cluster_size=None, iterations=10, tolerance=1e-4):
+    """One restart of the published description: (labels, centres, inertia) of the iteration with the lowest inertia."""
+    free = [i for i, c in enumerate(fixed) if c == FREE]
+    constrained = [i for i, c in enumerate(fixed) if c != FREE]
+    centres = [
+        mean([points[i] for i in constrained if fixed[i] == c]) if c in fixed else None for c in range(k)
+    ]
+    anchored = [c in fixed for c in range(k)]
+    for c in range(k):
+        if centres[c] is None:
+            existing = [centre for centre in centres if centre is not None]
+            weight = [
+                min(squared(points[i], centre) for centre in existing) if existing else 1.0 for i in free
+            ]
+            r, total = next(draws), 0.0
+            for i, w in zip(free, weight):
+                total += w / sum(weight)
+                if total >= r:
+                    centres[c] = points[i]
+                    break
+    best = None
+    for stage in ("A", "B") if cluster_size is not None else ("B",):
+        for t in range(iterations):
+            label = {
+                i: fixed[i] if i in constrained else nearest(points[i], centres) for i in range(len(points))
+            }
+            inertia = sum(squared(points[i], centres[label[i]]) for i in label)
+            for _ in range(t if stage == "A" else 0):
+                room = [max(cluster_size - sum(fixed[i] == c for i in constrained), 0) for c in range(k)]
+                members = {
+                    c: sorted(
+                        (i for i in free if label[i] == c), key=lambda i, c=c: squared(points[i], centres[c])
+                    )
+                    for c in range(k)
+                }
+                not_full = [c for c in range(k) if len(members[c]) < room[c]]
+                released = [i for c in range(k) for i in members[c][room[c] :]]
+                for i in released:
+                    label[i] = nearest(points[i], centres, not_full)
+            moved = []
+            for c in range(k):
+                rows = [points[i] for i in label if label[i] == c]
+                moved.append(centres[c] if not rows or (stage == "A" and anchored[c]) else mean(rows))
+            if best is None or inertia < best[2]:
+                best = [label[i] for i in range(len(points))], moved, inertia
+            shift = sum(squared(a, b) ** 0.5 for a, b in zip(moved, centres))
+            centres = moved
+            if shift**2 < tolerance:
+                break
+    return best
+
+
+def blobs(seed, points=70, k=6, known=3, spread=0.7):
+    """Overlapping blobs of unequal size; about half of the first `known` classes is fixed."""
+    g = torch.Generator().manual_seed(seed)
+    y = (torch.rand(points, generator=g) ** 2 * k).long()
+    x = torch.randn(k, 3, generator=g, dtype=torch.float64)[y] + spread * torch.randn(
+        points, 3, generator=g, dtype=torch.float64
+    )
+    return x, torch.where((y < known) & (torch.rand(points, generator=g) < 0.5), y, FREE), y
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+@pytest.mark.parametrize("restarts", [1, 3])
+@pytest.mark.parametrize("cluster_size", [None, 12, 20])
+@pytest.mark.parametrize("iterations", [1, 3, 10])
+def test_against_brute_force(restarts, cluster_size, iterations):
+    for seed in range(3):
+        x, fixed, _ = blobs(seed)
+        found = semi_supervised_kmeans(
+            x,
+            fixed,
+            6,
+            generator=generator(seed),
+            cluster_size=cluster_size,
+            restarts=restarts,
+            iterations=iterations,
+        )
+        draws = iter(
+            torch.rand(3 * restarts, generator=generator(seed), dtype=torch.float64).tolist()
+        )  # three centres are not anchored
+        runs = [
+            brute_force(x.tolist(), fixed.tolist(), 6, draws, cluster_size, iterations)
+            for _ in range(restarts)
+        ]
+        labels, centres, inertia = min(runs, key=lambda run: run[2])
+        assert found.labels.tolist() == labels
+        assert found.inertia == pytest.approx(inertia, rel=1e-10)
+        torch.testing.assert_close(
+            found.centres, torch.tensor(centres, dtype=torch.float64), rtol=1e-10, atol=1e-10
+        )
+
+
+def test_capacity_restarts_and_iterations_matter_on_these_cases():
+    """Or the comparison above would show nothing."""
+
+    def all_labels(**options):
+        return [
+            semi_supervised_kmeans(x, fixed, 6, generator=generator(s), **options).labels.tolist()
+            for s in range(3)
+            for x, fixed, _ in [blobs(s)]
+        ]
+
+    plain = all_labels()
+    assert plain != all_labels(cluster_size=12)
+    assert plain != all_labels(restarts=3)
+    assert plain != all_labels(iterations=1)
+
+
+def test_plain_k_means_without_fixed_points():
+    x, _, _ = blobs(4)
+    free = torch.full((70,), FREE)
+    found = semi_supervised_kmeans(x, free, 5, generator=generator(1), iterations=300, tolerance=0.0)
+    draws = iter(torch.rand(5, generator=generator(1), dtype=torch.float64).tolist())
+    labels, _, inertia = brute_force(x.tolist(), free.tolist(), 5, draws, iterations=300, tolerance=0.0)
+    assert found.labels.tolist() == labels
+    assert found.inertia == pytest.approx(inertia, rel=1e-10)
+
+
+@pytest.mark.parametrize("tolerance", [0.01, 0.1, 0.5, 2.0])
+def test_iterations_end_when_the_square_of_the_summed_shifts_is_small(tolerance):
+    for seed in range(4):
+        x, fixed, _ = blobs(seed)
+        draws = iter(torch.rand(3, generator=generator(seed), dtype=torch.float64).tolist())
+        labels, _, _ = brute_force(x.tolist(), fixed.tolist(), 6, draws, tolerance=tolerance)
+        assert (
+            semi_supervised_kmeans(
+                x, fixed, 6, generator=generator(seed), tolerance=tolerance
+            ).labels.tolist()
+            == labels
+        )
+
+
+def test_fixed_points_keep_their_cluster_even_far_away_from_it():
+    x = torch.tensor([[0.0], [100.0], [99.0], [98.0], [0.5]])
+    fixed = torch.tensor([0, 0, 1, FREE, FREE])  # the second point of cluster 0 lies among those of cluster 1
+    assert semi_supervised_kmeans(x, fixed, 2, generator=generator()).labels.tolist() == [0, 0, 1, 1, 0]
+
+
+def test_blobs_that_do_not_overlap_are_found():
+    g = generator(3)
+    y = torch.arange(300) % 10
+    x = 10 * torch.randn(10, 8, generator=g)[y] + 0.1 * torch.randn(300, 8, generator=g)
+    fixed = torch.where((y < 5) & (torch.arange(300) < 150), y, FREE)
+    found = semi_supervised_kmeans(x, fixed, 10, generator=g, cluster_size=30, restarts=10)
+    assert torch.equal(found.labels[y < 5], y[y < 5])
+    assert (
+        len({tuple(pair) for pair in torch.stack([found.labels, y], 1).tolist()}) == 10
+    )  # one cluster per class
+
+
+# Balancing -----------------------------------------------------------------------------------------------------------------------
+
+
+def test_balancing_ends_with_no_cluster_above_its_room():
+    g = generator(5)
+    distance, room = torch.rand(40, 4, generator=g), torch.tensor([10, 0, 25, 5])
+    labels = distance.argmin(1)
+    before = labels.bincount(minlength=4)
+    assert (before > room).sum() >= 2
+    for _ in range(40):
+        labels = _balance(distance, labels, room)
+    assert labels.bincount(minlength=4).tolist() == [10, 0, 25, 5]
+    assert torch.equal(_balance(distance, labels, room), labels)
+
+
+def test_one_round_releases_the_farthest_and_sends_them_to_the_nearest_with_room():
+    #                        cluster 0 is overfull, 1 is full, 2 and 3 have room
+    distance = torch.tensor([[0.1, 9, 5, 4], [0.3, 9, 1, 2], [0.2, 0.25, 4, 3], [9, 0.1, 9, 9]])
+    assert _balance(distance, torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1, 1, 2])).tolist() == [0, 2, 3, 1]
+
+
+# Edges ---------------------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cluster_size", [None, 10])
+def test_an_empty_cluster_keeps_its_centre(cluster_size):
+    """Two different points, five clusters: at most two of them can have points."""
+    x = torch.tensor([[1.0, 0.0]] * 15 + [[0.0, 1.0]] * 15)
+    fixed = torch.tensor([0] + [FREE] * 29)
+    found = semi_supervised_kmeans(x, fixed, 5, generator=generator(), cluster_size=cluster_size)
+    counts = found.labels.bincount(minlength=5)
+    assert (counts == 0).any()
+    assert found.centres.isfinite().all()
+    for centre in found.centres[counts == 0]:
+        assert centre.tolist() in ([1.0, 0.0], [0.0, 1.0])  # where k-means++ put it
+    assert found.inertia == pytest.approx(0, abs=1e-5)
+
+
+def test_nothing_free_and_a_known_class_without_points():
+    x, _, y = blobs(1)
+    found = semi_supervised_kmeans(
+        x, y, 8, generator=generator(), cluster_size=9
+    )  # clusters 6 and 7 stay empty
+    assert torch.equal(found.labels, y)
+    assert found.centres.isfinite().all()
+    fixed = torch.where(y == 2, y, FREE)  # classes 0 and 1 have no fixed point: they start like new ones
+    found = semi_supervised_kmeans(x, fixed, 6, generator=generator())
+    draws = iter(torch.rand(5, generator=generator(), dtype=torch.float64).tolist())
+    assert found.labels.tolist() == brute_force(x.tolist(), fixed.tolist(), 6, draws)[0]
+
+
+def test_draws_come_from_the_generator_alone():
+    x, fixed, _ = blobs(0)
+    state = torch.random.get_rng_state()
+    a, b, c = (semi_supervised_kmeans(x, fixed, 6, generator=generator(seed)) for seed in (0, 0, 11))
+    assert torch.equal(a.centres, b.centres)
+    assert not torch.equal(a.centres, c.centres)
+    assert torch.equal(torch.random.get_rng_state(), state)
+
+
+def test_k_means_plus_plus_prefers_far_points():
+    x = torch.cat([torch.zeros(50, 2), torch.tensor([[3.0, 0.0], [0.0, 4.0]])])
+    g, picks = generator(), []
+    for _ in range(2000):
+        picks.append(kmeans_plus_plus(x, torch.zeros(1, 2), 1, g)[0].tolist())
+    assert picks.count([0.0, 4.0]) / 2000 == pytest.approx(16 / 25, abs=0.04)  # by squared distance
+    assert picks.count([3.0, 0.0]) / 2000 == pytest.approx(9 / 25, abs=0.04)
+
+
+def test_autocast_changes_nothing():
+    x, fixed, _ = blobs(2)
+    x = x.float() + 20  # in bf16 the distances would be noise
+    plain = semi_supervised_kmeans(x, fixed, 6, generator=generator())
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(semi_supervised_kmeans(x, fixed, 6, generator=generator()).labels, plain.labels)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"points": torch.zeros(4)}, r"points must be \(N, D\) floating"),
+        ({"points": torch.tensor([[0.0], [torch.nan], [1.0], [2.0]])}, "points are not finite"),
+        ({"fixed": torch.zeros(3, dtype=torch.int64)}, r"fixed must be int64 \(4,\)"),
+        ({"fixed": torch.zeros(4)}, r"fixed must be int64 \(4,\)"),
+        ({"fixed": torch.tensor([0, 1, 2, -1])}, "a cluster below k=2, got values from -1 to 2"),
+        ({"cluster_size": 1}, "cluster_size=1: 2 clusters of it do not hold 4 points; pass 2"),
+        ({"restarts": 0}, "restarts=0"),
+        ({"iterations": 0}, "iterations=0"),
+    ],
+)
+def test_arguments_that_cannot_be_used_are_named(change, message):
+    arguments = {
+        "points": torch.randn(4, 1),
+        "fixed": torch.full((4,), -1),
+        "k": 2,
+        "generator": generator(),
+        **change,
+    }
+    with pytest.raises(ValueError, match=message):
+        semi_supervised_kmeans(**arguments)
+
+
+def test_progress_is_shown_when_asked_for(capsys):
+    x, fixed, _ = blobs(0)
+    semi_supervised_kmeans(x, fixed, 6, generator=generator(), progress="k-means, level 3")
+    assert "k-means, level 3" in capsys.readouterr().err
+    semi_supervised_kmeans(x, fixed, 6, generator=generator())
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,397 @@
+"""The report on run folders with known numbers: the page is parsed, its table and curves are computed again."""
+
+import math
+import re
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from pages import Page
+
+from eagc_ops.training.config import ConfigError, resolve
+from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.report.page import (
+    grouped,
+    mean_std,
+    measures,
+    plus_minus,
+    read_run,
+    sweeps,
+    write_report,
+)
+
+FACTS = {
+    "split_hash": "5" * 64,
+    "trunk": "7" * 64,
+    "known": 5,
+    "classes": 10,
+    "images": 1797,
+    "labelled": 450,
+    "steps_per_epoch": 14,
+}
+ACCURACY = {  # (eagc, seed) -> All, Old, New by epoch; the second epoch is the best for one of them
+    (False, 0): [(0.5, 0.6, 0.45), (0.7, 0.8, 0.65), (0.625, 0.9, 0.5)],
+    (False, 1): [(0.4, 0.6, 0.3), (0.5, 0.7, 0.4), (0.75, 0.85, 0.7)],
+    (True, 0): [(0.5, 0.6, 0.45), (0.6, 0.7, 0.55), (0.8125, 0.9, 0.75)],
+    (True, 1): [(0.5, 0.6, 0.45), (0.6, 0.7, 0.55), (0.7, 0.95, 0.6)],
+}
+GDC = {
+    (False, 0): [0.5, None, 0.3],
+    (False, 1): [0.2, 0.2, 0.2],
+    (True, 0): [0.1, 0.2, 0.3],
+    (True, 1): [0.0, 0.1, 0.2],
+}
+
+
+def histogram(first):
+    return [first] + [0] * 18 + [128 - first]
+
+
+def write_run(
+    path,
+    seed,
+    eagc,
+    finished=True,
+    diagnosed=True,
+    warnings=(),
+    rows=None,
+    measured=None,
+    trunk="7" * 64,
+    **switches,
+):
+    config = resolve("simgcd", "digits", "paper", seed=seed, eagc=eagc, epochs=3, **switches)
+    folder = RunFolder.create(path, config, {**FACTS, "trunk": trunk})
+    folder.start_logs(0, 0, 0)
+    rows = ACCURACY[eagc, seed] if rows is None else rows
+    for epoch, (everything, old, new) in enumerate(rows):
+        step, position = 14 * (epoch + 1), 13
+        if diagnosed:
+            values = {
+                "gdc_clean": GDC[eagc, seed][epoch],
+                "gdc_release": 0.25,
+                "soc_release": 0.5 + 0.1 * epoch,
+                "soc_paper": 0.75,
+                "k": 12,
+            } | (measured or {})
+            folder.log("diagnosis", step - 6, {"epoch": epoch, "position": 7, **values, "seconds": 2.0})
+        line = {
+            "epoch": epoch,
+            "position": position,
+            "loss": 4.0 - epoch,
+            "supervised": 1.0,
+            "unsupervised": 3.0 - epoch,
+        }
+        if eagc:
+            for name in ("tau",) if config.tau == "uniform" else ("energy", "tau"):
+                line |= {
+                    f"{name}_q10": 0.1,
+                    f"{name}_q50": 0.2 + 0.1 * seed,
+                    f"{name}_q90": 0.4,
+                    f"{name}_histogram": histogram(32 * epoch),
+                }
+        folder.log("step", step, line)
+        values = {
+            "all": everything,
+            "old": old,
+            "new": new,
+            "classes_predicted": 10,
+            "steps": 14,
+            "seconds": 10.0 + epoch + seed,
+        }
+        folder.log("epoch", step, {"epoch": epoch, **values})
+    folder.close()
+    if finished:
+        folder.finish(
+            {
+                "headline": "last",
+                "last": {},
+                "best": {},
+                "warnings": list(warnings),
+                "reference_cross_entropy": 0.1,
+            }
+        )
+    return path
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    home = tmp_path_factory.mktemp("runs")
+    said = {(True, 1): ["tau is below 0.01 on 99 % of <rows>"]}
+    return {
+        key: write_run(
+            home / f"{'eagc' if key[0] else 'plain'}{key[1]}", key[1], key[0], warnings=said.get(key, ())
+        )
+        for key in ACCURACY
+    }
+
+
+@pytest.fixture(scope="module")
+def written(runs, tmp_path_factory):
+    """The report on all runs: (its text, its figures)."""
+    figures, save = [], Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+        file = write_report(list(runs.values()), tmp_path_factory.mktemp("report") / "out")
+    assert file.parts[-2:] == ("out", "report.html")
+    return file.read_text(), figures
+
+
+def test_the_page_stands_alone_and_its_figures_are_drawings(written):
+    text, _ = written
+    page = Page(text)
+    assert page.loads == []
+    assert not page.tags & {"script", "link", "img", "iframe", "object"}
+    assert "url(http" not in text
+    assert "@import" not in text
+    drawings = re.findall(r"<svg.*?</svg>", text, re.DOTALL)
+    assert len(drawings) == 5
+    names = [
+        element.text
+        for drawing in drawings
+        for element in ET.fromstring(drawing).iter("{http://www.w3.org/2000/svg}text")
+    ]
+    for shown in (
+        "All",
+        "Old",
+        "New",
+        "GDC, clean",
+        "GDC, release",
+        "SOC, release",
+        "SOC, paper",
+        "energy ratio E",
+        "whole loss",
+        "A",
+        "B",
+    ):
+        assert shown in names
+    # every figure says what it was measured on
+    assert len(page.captions) == 5
+    assert all(
+        "1,797 images: 450 labelled ones of 5 known classes, 1,347 unlabelled ones of 10 classes" in c
+        for c in page.captions
+    )
+    assert "k-means" not in page.text
+    assert "12 leading directions" in page.captions[1]
+    assert "Seeds of A: 0, 1; B: 0, 1." in page.captions[0]
+
+
+def test_the_table_is_mean_and_std_over_seeds(written):
+    page = Page(written[0])
+    head, *rows = page.tables[0]
+    assert [row[0] for row in rows] == ["Aeagc=False", "Beagc=True"]
+    for row, eagc in zip(rows, (False, True)):
+        cells = dict(zip(head, row))
+        assert cells["runs"] == "2"
+        curves = np.array([ACCURACY[eagc, seed] for seed in (0, 1)])  # seed, epoch, score
+        best = curves[[0, 1], curves[:, :, 0].argmax(1)]
+        for which, values in (("last", curves[:, -1]), ("best", best)):
+            for i, name in enumerate(("All", "Old", "New")):
+                mean, std = 100 * values[:, i].mean(), 100 * values[:, i].std(ddof=1)
+                assert cells[f"{name}, {which} epoch, %"] == f"{mean:.1f} ± {std:.1f}"
+        gdc = [np.mean([v for v in GDC[eagc, seed] if v is not None]) for seed in (0, 1)]
+        assert cells["GDC, clean"] == f"{np.mean(gdc):.3f} ± {np.std(gdc, ddof=1):.3f}"
+        assert cells["SOC, release"] == "0.600 ± 0.000"
+        assert cells["seconds per epoch"] == "9.50 ± 0.71"  # medians 11 and 12, less 2 seconds of diagnosis
+
+
+def test_the_curves_are_means_over_seeds(written):
+    accuracy, diagnosis, quantiles, histograms, loss = written[1]
+    for axis, i in zip(accuracy.axes, range(3)):
+        for line, eagc in zip(axis.lines, (False, True)):
+            expected = 100 * np.mean([[row[i] for row in ACCURACY[eagc, seed]] for seed in (0, 1)], axis=0)
+            np.testing.assert_allclose(line.get_xydata(), np.column_stack([[1, 2, 3], expected]))
+    first = diagnosis.axes[0].lines[0].get_xydata()  # at the second step only one seed has a value
+    np.testing.assert_allclose(first, [[8, 0.35], [22, 0.2], [36, 0.25]])
+    np.testing.assert_allclose(quantiles.axes[1].lines[-1].get_ydata(), [0.25] * 3)
+    last = histograms.axes[1].patches[1].get_data().values
+    np.testing.assert_allclose(last, [0.5] + [0] * 18 + [0.5])
+    np.testing.assert_allclose(loss.axes[2].lines[1].get_xydata(), [[14, 3], [28, 2], [42, 1]])
+
+
+def test_measures_are_drawn_that_some_run_has(tmp_path):
+    """All ten in rows of their kinds; a measure that no run has leaves no empty panel, one that a run lacks leaves no line of it."""
+    everything = {
+        "known_rows": 0.625,
+        "rho_grad": 0.75,
+        "rho_in": 0.5,
+        "cos_labelled": 1.0,
+        "cos_known": 0.875,
+        "cos_novel": 0.25,
+        "cos_all": None,
+    }
+    old = write_run(tmp_path / "old", 0, False)
+    new = write_run(tmp_path / "new", 0, True, measured=everything)
+    figures, save = [], Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+        page = Page(write_report([old, new], tmp_path / "out").read_text())
+    titles = [axis.get_title() for axis in figures[1].axes]
+    gdc, rho = ["GDC, clean", "GDC, release", "SOC, release", "SOC, paper"], ["rho_grad", "rho_in"]
+    cosines = ["cos: labelled", "cos: + known unlabelled", "cos: + novel unlabelled"]
+    assert titles == [*gdc, *rho, *cosines]  # and not cos_all
+    panels = dict(zip(titles, figures[1].axes))
+    assert [len(panels[title].lines) for title in titles] == [2] * 4 + [2] + [1] * 4
+    np.testing.assert_allclose(
+        panels["rho_grad"].lines[1].get_ydata(), 0.625
+    )  # where all rows would pull alike
+    for title, value in zip(("rho_grad", "cos: + novel unlabelled"), (0.75, 0.25)):
+        np.testing.assert_allclose(
+            panels[title].lines[0].get_xydata(), [[8, value], [22, value], [36, value]]
+        )
+    assert len({panels[title].get_ylim() for title in cosines}) == 1  # one scale: they are compared
+    caption = page.captions[1]
+    assert "rho_grad: " in caption
+    assert "cos: cosine of" in caption
+    cells = [dict(zip(page.tables[0][0], row)) for row in page.tables[0][1:]]
+    assert [row["rho_in"] for row in cells] == ["-", "0.500"]
+    assert "cos: all" not in cells[0]
+
+
+def sweep_runs(home, settings, trunks=None, seeds=(0,)):
+    """All of the last epoch is 0.5 + i / 100 + seed / 10 for the i-th setting."""
+    paths = []
+    for i, switches in enumerate(settings):
+        for seed in seeds:
+            everything = 0.5 + i / 100 + seed / 10
+            rows = [(0.1, 0.1, 0.1)] * 2 + [(everything, everything + 0.2, everything - 0.2)]
+            eagc = switches.get("eagc", True)
+            trunk = {"trunk": trunks[i]} if trunks else {}
+            others = {name: value for name, value in switches.items() if name != "eagc"}
+            paths.append(
+                write_run(home / f"{i}-{seed}", seed, eagc, diagnosed=False, rows=rows, **trunk, **others)
+            )
+    return paths
+
+
+def found_sweeps(paths):
+    groups = grouped([read_run(path) for path in paths])
+    return [
+        (
+            sweep.setting,
+            [(value, group.name) for value, group in sweep.points],
+            sweep.centre and sweep.centre.name,
+        )
+        for sweep in sweeps(groups)
+    ]
+
+
+def test_one_setting_is_swept(tmp_path):
+    paths = sweep_runs(tmp_path, [{"aperture": 4.0}, {"aperture": 0.25}, {"aperture": 2}], seeds=(0, 1))
+    assert found_sweeps(paths) == [("aperture", [(0.25, "B"), (2, "C"), (4.0, "A")], None)]
+    figures, save = [], Figure.savefig
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
+        page = Page(write_report(paths, tmp_path / "out").read_text())
+    (axis,) = figures[1].axes
+    assert axis.get_title() == "aperture"
+    assert axis.get_xscale() == "log"
+    for container, name, shift in zip(axis.containers, ("All", "Old", "New"), (0, 20, -20)):
+        assert container.get_label() == name
+        line, _, (bars,) = container
+        expected = np.array([56.0, 57.0, 55.0]) + shift
+        np.testing.assert_allclose(line.get_xydata(), np.column_stack([[0.25, 2, 4], expected]))
+        heights = [segment[:, 1] for segment in bars.get_segments()]  # one deviation to each side
+        np.testing.assert_allclose([low for low, _ in heights], expected - 10 / np.sqrt(2))
+        np.testing.assert_allclose([high for _, high in heights], expected + 10 / np.sqrt(2))
+    assert "Accuracy against aperture (aperture eta of the conceptor)." in page.captions[1]
+    assert "mean over seeds (2 a point)" in page.captions[1]
+
+
+def test_settings_are_swept_one_at_a_time_from_a_centre(tmp_path):
+    settings = [{"lambda_a": 0.1}, {}, {"lambda_p": 3.0}, {"lambda_a": 1.0}]
+    assert found_sweeps(sweep_runs(tmp_path, settings)) == [
+        ("lambda_a", [(0.1, "A"), (0.7, "B"), (1.0, "D")], "B"),
+        ("lambda_p", [(0.5, "B"), (3.0, "C")], "B"),
+    ]
+
+
+def test_what_is_not_a_sweep(tmp_path):
+    aside = [{}, {"lambda_a": 0.1}, {"eagc": False}]
+    assert found_sweeps(sweep_runs(tmp_path / "two values and a baseline", aside)) == []
+    baseline = [{"eagc": False}, {}, {"lambda_a": 0.1}, {"lambda_a": 0.2}]
+    paths = sweep_runs(tmp_path / "three values and a baseline", baseline)
+    assert found_sweeps(paths) == [("lambda_a", [(0.1, "C"), (0.2, "D"), (0.7, "B")], None)]
+    assert "Not in these curves: A." in Page(write_report(paths, tmp_path).read_text()).captions[1]
+    assert found_sweeps(sweep_runs(tmp_path / "switch", [{"eagc": False}, {"eagc": True}])) == []
+    assert found_sweeps(sweep_runs(tmp_path / "words", [{"anchor": "mean"}, {"anchor": "sum"}])) == []
+    assert found_sweeps(sweep_runs(tmp_path / "two at once", [{}, {"lambda_a": 0.1, "lambda_p": 0.1}])) == []
+    assert (
+        found_sweeps(sweep_runs(tmp_path / "none", [{"energy_momentum": None}, {"energy_momentum": 0.9}]))
+        == []
+    )
+    assert found_sweeps(sweep_runs(tmp_path / "encoders", [{}, {"lambda_a": 0.1}], "ab")) == []
+    blocks = [{"reference_blocks": None}, {"reference_blocks": 2}]  # the trunk is smaller then, and none is 1
+    assert found_sweeps(sweep_runs(tmp_path / "blocks", blocks, "ab")) == [
+        ("reference_blocks", [(1, "A"), (2, "B")], None)
+    ]
+
+
+def test_names_warnings_and_unfinished_runs(runs, tmp_path):
+    unfinished = write_run(tmp_path / "half", 1, False, finished=False, lambda_a=0.1, diagnosed=False)
+    paths = [*runs.values(), unfinished]
+    names = {path: "with <EAGC>" if eagc else "plain" for (eagc, _), path in runs.items()}
+    text = write_report(paths, tmp_path, names).read_text()
+    page = Page(text)
+    assert "<EAGC>" not in text
+    assert [row[0].split("eagc=")[0] for row in page.tables[0][1:]] == ["plain", "with <EAGC>", "C"]
+    assert page.tables[0][3][1:4] == ["0 of 1 finished", "-", "-"]
+    assert "eagc1: tau is below 0.01 on 99 % of <rows>" in page.text
+    assert "half: not finished, 3 of 3 epochs" in page.text
+    assert "lambda_a=0.7" in page.tables[0][1][0]
+    assert "lambda_a=0.1" in page.tables[0][3][0]
+
+
+def test_without_eagc_and_diagnosis_their_figures_are_left_out(tmp_path):
+    page = Page(write_report([write_run(tmp_path / "run", 0, False, diagnosed=False)], tmp_path).read_text())
+    assert len(page.captions) == 2
+    assert not [cell for cell in page.tables[0][0] if "GDC" in cell]
+    assert page.tables[0][1][2] == "62.5"  # one seed: no deviation
+
+
+def test_a_uniform_tau_has_no_energies_to_draw(tmp_path):
+    page = Page(write_report([write_run(tmp_path / "run", 0, True, tau="uniform")], tmp_path).read_text())
+    assert any("tau of the unlabelled rows" in caption for caption in page.captions)
+
+
+def test_data_sets_have_sections_of_their_own(runs, tmp_path):
+    config = resolve("simgcd", "cub", "paper", epochs=3)
+    other = RunFolder.create(tmp_path / "cub", config, {**FACTS, "split_hash": "6" * 64})
+    other.start_logs(0, 0, 0)
+    other.log(
+        "epoch",
+        14,
+        {
+            "epoch": 0,
+            "all": 0.5,
+            "old": 0.5,
+            "new": None,
+            "classes_predicted": 9,
+            "steps": 14,
+            "seconds": 1.0,
+        },
+    )
+    other.close()
+    page = Page(write_report([*runs.values(), tmp_path / "cub"], tmp_path).read_text())
+    assert "CUB-200-2011" in page.text
+    assert "scikit-learn digits" in page.text
+    assert len(page.tables) == 4  # two sections, each with results and runs
+
+
+def test_a_run_without_an_epoch_is_refused(tmp_path):
+    RunFolder.create(tmp_path / "run", resolve(), FACTS)
+    with pytest.raises(ConfigError, match="first epoch"):
+        read_run(tmp_path / "run")
+
+
+def test_measures_of_one_run(runs):
+    found = measures(read_run(runs[False, 0]))
+    assert (found["all"], found["best_all"], found["best_new"]) == (62.5, 70.0, 65.0)
+    assert found["gdc_clean"] == pytest.approx(0.4)
+    assert found["seconds"] == pytest.approx(9.0)
+
+
+def test_mean_and_deviation():
+    values = [3.0, 5.0, 4.0, math.nan]
+    assert mean_std(values) == (pytest.approx(np.mean(values[:3])), pytest.approx(np.std(values[:3], ddof=1)))
+    assert plus_minus([math.nan]) == "-"

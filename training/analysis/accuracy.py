@@ -1,0 +1,70 @@
+"""Clustering accuracy on the unlabelled set: one optimal matching of clusters to classes, then All / Old / New."""
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike
+from scipy.optimize import linear_sum_assignment
+
+
+class Accuracy(NamedTuple):
+    """Shares in [0, 1]. `old` counts images whose true class is known, `new` the others; NaN where there is none."""
+
+    all: float
+    old: float
+    new: float
+
+
+def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
+    """Accuracy 'v2', the one papers report. `predictions` and re-indexed `labels`: (N,) integers (arrays or CPU tensors).
+
+    One matching over all images: a cluster matched to a new class earns nothing for an old one. With U split into old and
+    new by true class, |U| all = |U_old| old + |U_new| new.
+
+    >>> accuracy([0] * 10, [0] * 6 + [1] * 4, known=1)
+    Accuracy(all=0.6, old=1.0, new=0.0)
+    """
+    matched, total = _matched(predictions, labels, known)
+    return Accuracy(*(_ratio(matched[part].sum(), total[part].sum()) for part in _parts(known)))
+
+
+def accuracy_per_class(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
+    """Accuracy 'v2b': the same matching, then the unweighted mean over the classes that occur (secondary, for Herbarium19)."""
+    matched, total = _matched(predictions, labels, known)
+    present = total > 0
+    shares = np.divide(matched, total, out=np.zeros(len(total)), where=present)
+    return Accuracy(*(_ratio(shares[part].sum(), present[part].sum()) for part in _parts(known)))
+
+
+def _parts(known: int) -> tuple[slice, slice, slice]:
+    return slice(None), slice(known), slice(known, None)
+
+
+def _ratio(part: float, whole: float) -> float:
+    return float(part / whole) if whole else float("nan")
+
+
+def _matched(predictions: ArrayLike, labels: ArrayLike, known: int) -> tuple[np.ndarray, np.ndarray]:
+    """Per true class: images in the cluster matched to it, and images."""
+    c, y = _vector("predictions", predictions), _vector("labels", labels)
+    if len(c) != len(y) or len(y) == 0:
+        raise ValueError(f"predictions and labels must have the same length >= 1, got {len(c)} and {len(y)}")
+    if known < 0:
+        raise ValueError(f"known must be the number of known classes, got {known}")
+    size = (
+        int(max(c.max(), y.max())) + 1
+    )  # square, so that too many or too few clusters are matched all the same
+    counts = np.bincount(c * size + y, minlength=size * size).reshape(size, size)
+    clusters, classes = linear_sum_assignment(counts.max() - counts)
+    matched = np.empty(size, np.int64)
+    matched[classes] = counts[clusters, classes]
+    return matched, counts.sum(0)
+
+
+def _vector(name: str, values: ArrayLike) -> np.ndarray:
+    array = np.asarray(values)
+    if array.ndim != 1 or array.dtype.kind not in "iu" or (array.size and array.min() < 0):
+        raise ValueError(
+            f"{name} must be a vector of integers >= 0, got shape {array.shape}, dtype {array.dtype}"
+        )
+    return array.astype(np.int64)

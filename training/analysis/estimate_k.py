@@ -1,0 +1,147 @@
+"""Estimate the number of classes K, as GCD does: the K whose k-means on all images agrees best with the labels of the labelled ones.
+
+Features are those of the pretrained backbone, and the labelled images are those of the data set's own split (SSB where it has one).
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import math
+import sys
+from collections.abc import Callable
+from typing import Literal, NamedTuple
+
+import torch
+from scipy.optimize import minimize_scalar
+from sklearn.cluster import KMeans
+from torch import Tensor
+from torch.nn import functional as F
+
+from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.training.analysis.accuracy import accuracy
+from eagc_ops.training.config import ConfigError, add_config_arguments, config_from_arguments
+from eagc_ops.training.data.batches import Batches
+from eagc_ops.training.progress import bar as progress_bar
+
+LARGEST, RESTARTS = (
+    1000,
+    10,
+)  # the published search; scikit-learn's own default of restarts has changed from 10 to 1
+SETTINGS = ("dataset", "root", "split_file", "image_size", "backbone", "weights", "seed", "device", "workers")
+
+
+class Estimate(NamedTuple):
+    """What a search found."""
+
+    k: int
+    accuracy: float  # of the labelled images at this K
+    tried: dict[int, float]  # the same for every K that was looked at
+
+
+def estimate_k(
+    features: Tensor, label: Tensor, known: int, *, search: Literal["brent", "bisection"] = "brent", largest: int = LARGEST,
+    restarts: int = RESTARTS, progress: bool = False,
+) -> Estimate:  # fmt: skip
+    """The number of classes in `features` (N, D), known and novel together.
+
+    A candidate K is judged by k-means on all rows (scikit-learn, `restarts` times, random_state 0): the accuracy of the labelled rows under
+    the best matching of clusters to classes. Rows are normalised here.
+
+    Args:
+        label: (N,) int64, class of the labelled rows in 0 .. known - 1, -1 on the others.
+        search: "brent", scipy's bounded search on int(x), or "bisection". Neither looks at every K, and the accuracy is no smooth function
+            of it: both find a good K, not surely the best.
+        largest: end of the searched range known .. largest, or the number of rows if that is smaller.
+    """
+    labelled, largest = (label >= 0).cpu(), min(largest, len(features))
+    if features.ndim != 2 or label.shape != features.shape[:1]:
+        raise ValueError(
+            f"features must be (N, D) and label (N,), got {tuple(features.shape)} and {tuple(label.shape)}"
+        )
+    if not labelled.any() or label.max() >= known:
+        raise ValueError(
+            f"label must hold a class below known={known} on labelled rows, -1 on the others, got {label.unique().tolist()[:9]}"
+        )
+    if search not in SEARCHES:
+        raise ValueError(f"search={search!r}: choose from {', '.join(SEARCHES)}")
+    if largest <= known:
+        raise ValueError(f"largest={largest}: with {known} known classes the search needs a larger end")
+    points, truth, tried = F.normalize(features.float(), dim=1).cpu().numpy(), label.cpu()[labelled], {}
+    with progress_bar(desc=f"K in {known} .. {largest}", unit="k-means", shown=progress) as bar:
+
+        @functools.cache
+        def score(k: int) -> float:
+            clusters = KMeans(k, n_init=restarts, random_state=0).fit_predict(points)
+            tried[k] = accuracy(clusters[labelled.numpy()], truth, known).all
+            bar.set_postfix_str(f"K={k}: {tried[k]:.1%}")
+            bar.update()
+            return tried[k]
+
+        k = SEARCHES[search](score, known, largest)
+    return Estimate(k, tried[k], tried)
+
+
+def _brent(score: Callable[[int], float], smallest: int, largest: int) -> int:
+    return int(minimize_scalar(lambda x: -score(int(x)), bounds=(smallest, largest), method="bounded").x)
+
+
+def _bisection(score: Callable[[int], float], small: int, big: int) -> int:
+    """Give up the half with the worse end; the answer is the best of the last three."""
+    for _ in range(int(math.log2(big - small))):
+        middle = int(small + (big - small) / 2)
+        small, big = (middle, big) if score(big) > score(small) else (small, middle)
+    return max((small, int(small + (big - small) / 2), big), key=score)
+
+
+SEARCHES = {"brent": _brent, "bisection": _bisection}
+
+
+@torch.no_grad()
+def all_features(encoder: AnchoredEncoder, batches: Batches) -> tuple[Tensor, Tensor]:
+    """z (N, D) of labelled, then unlabelled images under the test transform, and their label (N,), -1 on unlabelled ones."""
+    device, z, label = next(encoder.parameters()).device, [], []
+    for part in (batches.labelled(), batches.unlabelled()):
+        for batch in part:
+            z.append(encoder.student(encoder.trunk(batch.views[0].to(device, non_blocking=True))).float())
+            label.append(batch.label.where(batch.labelled, -1))
+    return torch.cat(z), torch.cat(label)
+
+
+def main(argv: list[str]) -> int:
+    parser = argparse.ArgumentParser(prog="eagc estimate-k", description=__doc__)
+    add_config_arguments(parser, SETTINGS)
+    parser.add_argument(
+        "--search", choices=tuple(SEARCHES), default="brent", help="how K is searched [brent]"
+    )
+    parser.add_argument("--largest", type=int, default=LARGEST, metavar="N", help=f"largest K [{LARGEST}]")
+    parser.add_argument(
+        "--restarts", type=int, default=RESTARTS, metavar="N", help=f"restarts of every k-means [{RESTARTS}]"
+    )
+    arguments = parser.parse_args(argv)
+    from eagc_ops.training.commands.cli import RUNS
+    from eagc_ops.training.engine.loop import Loop  # imports this module for --k estimate
+    from eagc_ops.training.engine.pretraining import with_encoder
+
+    try:
+        config = config_from_arguments(
+            argparse.Namespace(**vars(arguments), batch_size=2)
+        )  # not used, but must fit a small data set
+        loop = Loop(config if hasattr(arguments, "weights") else with_encoder(config, RUNS))
+        features, label = all_features(loop.student.encoder, loop.batches)
+        found = estimate_k(
+            features,
+            label,
+            loop.data.known,
+            search=arguments.search,
+            largest=arguments.largest,
+            restarts=arguments.restarts,
+            progress=True,
+        )
+    except (ConfigError, ValueError, OSError) as error:
+        print(f"eagc estimate-k: {error}", file=sys.stderr)
+        return 2
+    for k in sorted(found.tried):
+        print(f"K {k:5}  labelled accuracy {found.tried[k]:.2%}")
+    print(f"estimated K: {found.k}, of which {loop.data.known} are known")
+    return 0

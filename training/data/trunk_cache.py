@@ -1,0 +1,287 @@
+"""Trunk tokens of V augmented views, and of the test view, of every image, on disk: training then never runs the trunk.
+
+A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of `data.merged` whose last view is the test view, and
+`cache.json`: what the tokens were made of, and how many images are done. The record is replaced only after the tokens it counts
+are on the disk, so a build that was killed goes on where the record ends. Everything is written at its place, never appended:
+two builds of one cache at the same time write the same bytes.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Subset
+
+from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.training.data import Draw, GCDData, KeyedViews, draw_key
+from eagc_ops.training.progress import bar as progress_bar
+
+__all__ = ["CachedViews", "PixelViews", "TrunkCache", "cache_bytes", "choose_views", "trunk_cache"]
+
+
+def trunk_cache(
+    directory: str | Path, encoder: AnchoredEncoder, data: GCDData, *, views: int, half: bool = False, seed: int = 0,
+    batch_size: int = 32, workers: int = 0, progress: bool = True,
+) -> TrunkCache:  # fmt: skip
+    """Open the cache in `directory`, building what is missing of it first (disk need on stderr, then a progress bar).
+
+    View v of image i is drawn with the key (seed, -1, i, v): no epoch of training has number -1. Runs of different seeds can share
+    a cache. `half` stores float16 and is read back as float32. A cache made of other weights, transforms, images or settings is
+    refused. `batch_size` counts images, of V + 1 views each.
+    """
+    directory = Path(directory)
+    made_of = _made_of(encoder, data, views, half, seed)
+    done = _read_record(directory, made_of)
+    if done < made_of["images"]:
+        _build(directory, encoder, data, made_of, done, batch_size, workers, progress)
+    return TrunkCache(directory, made_of)
+
+
+def cache_bytes(encoder: AnchoredEncoder, data: GCDData, *, views: int, half: bool = False) -> int:
+    """Size of the cache on disk."""
+    tokens, width = _token_shape(encoder)
+    return len(data.merged) * (views + 1) * tokens * width * (2 if half else 4)
+
+
+class TrunkCache:
+    """Reads a complete cache. `made_of` is what it must have been made of."""
+
+    def __init__(self, directory: Path, made_of: dict[str, str | int]) -> None:
+        done = _read_record(directory, made_of)
+        shape = (made_of["images"], made_of["views"] + 1, made_of["tokens"], made_of["width"])
+        path, dtype = directory / "tokens.bin", np.dtype(made_of["dtype"])
+        size = path.stat().st_size if path.exists() else 0
+        if done < shape[0] or size != int(np.prod(shape)) * dtype.itemsize:
+            raise ValueError(
+                f"trunk cache {directory} is not complete: {done} of {shape[0]} images, {size} bytes; build it with trunk_cache()"
+            )
+        self.directory, self.made_of = directory, made_of
+        self._array = np.memmap(path, dtype, mode="r", shape=shape)
+
+    @property
+    def views(self) -> int:
+        return self.made_of["views"]
+
+    def __len__(self) -> int:
+        return self.made_of["images"]
+
+    def tokens(self, index: int, view: int | None = None) -> Tensor:
+        """float32 (N, D): what `encoder.trunk` gives for view `view` of item `index` of `data.merged`; None is the test view."""
+        if not 0 <= index < len(self) or not (view is None or 0 <= view < self.views):
+            raise IndexError(
+                f"index={index}, view={view}: the cache holds images 0..{len(self) - 1}, views 0..{self.views - 1} and None"
+            )
+        return torch.from_numpy(self._array[index, self.views if view is None else view].astype(np.float32))
+
+    def __reduce__(self):
+        return TrunkCache, (
+            self.directory,
+            self.made_of,
+        )  # a worker process maps the file again instead of receiving its content
+
+
+def choose_views(seed: int, draw: Draw, available: int, views: int = 2) -> list[int]:
+    """Different view numbers below `available` for a draw, keyed by (seed, epoch, position).
+
+    >>> choose_views(0, Draw(epoch=3, position=17, index=5), available=8)
+    [1, 3]
+    """
+    generator = torch.Generator().manual_seed(draw_key(seed, draw.epoch, draw.position))
+    return torch.randperm(available, generator=generator)[:views].tolist()
+
+
+class CachedViews(Dataset):
+    """`fetch` of a loader: maps a `Draw` to (tokens of `views` different cached views, label, uq_idx, labelled).
+
+    `views=None` gives the test view alone.
+    """
+
+    def __init__(self, cache: TrunkCache, data: GCDData, *, seed: int = 0, views: int | None = 2) -> None:
+        _check_views(views, cache.views)
+        parts = (data.labelled, data.unlabelled)
+        self.cache, self.seed, self.views = cache, seed, views
+        self.labels, self.uq_idx = (
+            torch.cat([getattr(part, name) for part in parts]).tolist() for name in ("labels", "uq_idx")
+        )
+        self.labelled = len(data.labelled)
+
+    def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
+        i = draw.index
+        chosen = [None] if self.views is None else choose_views(self.seed, draw, self.cache.views, self.views)
+        return [self.cache.tokens(i, v) for v in chosen], self.labels[i], self.uq_idx[i], i < self.labelled
+
+
+class PixelViews(Dataset):
+    """The same views as `CachedViews` in pixels: a run that uses them sees what a cached run sees, through the trunk."""
+
+    def __init__(
+        self, data: GCDData, available: int, *, seed: int = 0, views: int = 2, cache_seed: int = 0
+    ) -> None:
+        _check_views(views, available)
+        self.all = KeyedViews(data.merged, data.train_transform, available, cache_seed)
+        self.seed, self.views = seed, views
+
+    def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
+        pixels, *rest = self.all[_key_of(draw.index)]
+        return [pixels[v] for v in choose_views(self.seed, draw, len(pixels), self.views)], *rest
+
+
+def _key_of(index: int) -> Draw:
+    return Draw(epoch=-1, position=index, index=index)
+
+
+def _check_views(views: int | None, available: int) -> None:
+    if views is not None and not 1 <= views <= available:
+        raise ValueError(
+            f"views={views}: a cache of {available} views serves 1 to {available} different ones; build one with more"
+        )
+
+
+def _token_shape(encoder: AnchoredEncoder) -> tuple[int, int]:
+    return encoder.vit.patch_embed.num_patches + encoder.vit.num_prefix_tokens, encoder.vit.embed_dim
+
+
+def _made_of(
+    encoder: AnchoredEncoder, data: GCDData, views: int, half: bool, seed: int
+) -> dict[str, str | int]:
+    """Everything the tokens depend on."""
+    if views < 1:
+        raise ValueError(
+            f"views={views}: a cache needs at least one augmented view per image, two for training with two views"
+        )
+    tokens, width = _token_shape(encoder)
+    transforms = {"train transform": repr(data.train_transform), "test transform": repr(data.test_transform)}
+    for name, text in transforms.items():
+        if " at 0x" in text:
+            raise ValueError(
+                f"the {name} is shown as {text}, which says nothing about what it does: give it a __repr__ with its parameters"
+            )
+    images = len(data.merged)
+    sample = (
+        hashlib.sha256()
+    )  # the split's hash knows positions only: some pixels tell two folders of equal counts apart
+    for i in sorted({images * k // 16 for k in range(16)}):
+        image = data.merged[i][0]
+        sample.update(f"{image.mode} {image.size}".encode() + image.tobytes())
+    return {
+        "format": 1, "weights": encoder.trunk_fingerprint(), "grad_from_block": encoder.grad_from_block, **transforms,
+        "split": data.split_hash, "sampled images": sample.hexdigest(), "images": images, "views": views, "seed": seed,
+        "tokens": tokens, "width": width, "dtype": "float16" if half else "float32",
+    }  # fmt: skip
+
+
+def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
+    """How many images the directory holds; refuses one made of something else."""
+    path = directory / "cache.json"
+    if not path.exists():
+        if (directory / "tokens.bin").exists():
+            raise ValueError(
+                f"{directory} has a tokens.bin but no cache.json: not a trunk cache, or a damaged one; choose another directory"
+            )
+        return 0
+    try:
+        record = json.loads(path.read_text())
+        done, found = int(record["done"]), dict(record["made of"])
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"{path} is damaged ({error!r}): delete the directory to build the cache again"
+        ) from error
+    differs = [
+        f"{key}: {found.get(key)} there, {made_of.get(key)} now"
+        for key in [*made_of, *(found.keys() - made_of)]
+        if found.get(key) != made_of.get(key)
+    ]
+    if differs:
+        raise ValueError(
+            f"trunk cache {directory} is stale ({'; '.join(differs)}): delete it, or choose another directory"
+        )
+    return done
+
+
+def _write_record(directory: Path, made_of: dict[str, str | int], done: int) -> None:
+    new = directory / f"cache.json.{os.getpid()}"
+    with new.open("w") as file:
+        json.dump({"done": done, "made of": made_of}, file, indent=1)
+        file.flush()
+        os.fsync(file.fileno())
+    new.replace(directory / "cache.json")
+
+
+class _AllViews(Dataset):
+    """Item i: the V augmented views and the test view of image i, (V + 1, C, H, W)."""
+
+    def __init__(self, data: GCDData, views: int, seed: int) -> None:
+        self.train = KeyedViews(data.merged, data.train_transform, views, seed)
+        self.test = KeyedViews(data.merged, data.test_transform, 1, seed)
+
+    def __getitem__(self, i: int) -> Tensor:
+        return torch.stack(self.train[_key_of(i)][0] + self.test[_key_of(i)][0])
+
+
+def _build(
+    directory: Path,
+    encoder: AnchoredEncoder,
+    data: GCDData,
+    made_of: dict,
+    done: int,
+    batch_size: int,
+    workers: int,
+    progress: bool,
+) -> None:
+    images, views, tokens, width = (made_of[key] for key in ("images", "views", "tokens", "width"))
+    dtype = getattr(torch, made_of["dtype"])
+    image_bytes = (views + 1) * tokens * width * dtype.itemsize
+    directory.mkdir(parents=True, exist_ok=True)
+    path = directory / "tokens.bin"
+    if done and (not path.exists() or path.stat().st_size < done * image_bytes):
+        raise ValueError(
+            f"{path} is shorter than its record says ({done} images): delete the directory to build the cache again"
+        )
+    need, free = (images - done) * image_bytes, shutil.disk_usage(directory).free
+    print(
+        f"trunk cache {directory}: {images} images x ({views} + 1) views x {tokens} x {width} {made_of['dtype']} = "
+        f"{images * image_bytes / 1e9:.3f} GB; {need / 1e9:.3f} GB to write, {free / 1e9:.1f} GB free",
+        file=sys.stderr,
+    )
+    if need > free:
+        raise OSError(
+            f"trunk cache {directory} needs {need / 1e9:.3f} GB, {free / 1e9:.3f} GB are free: store half precision or fewer views"
+        )
+    if not done:
+        _write_record(directory, made_of, 0)
+    loader = DataLoader(
+        Subset(_AllViews(data, views, made_of["seed"]), range(done, images)), batch_size, num_workers=workers,
+        generator=torch.Generator(),  # else the global generator gives the workers' base seed
+    )  # fmt: skip
+    device = next(encoder.parameters()).device
+    path.touch()
+    # Plain writes, not a writable memory map: a full disk is then an error and not a SIGBUS.
+    with (
+        path.open("r+b") as file,
+        progress_bar(total=images, initial=done, unit="image", desc="trunk cache", shown=progress) as bar,
+    ):
+        for batch in loader:
+            out = encoder.trunk(batch.flatten(0, 1).to(device)).detach().to(dtype)
+            if out.shape[1:] != (tokens, width):
+                raise ValueError(
+                    f"the trunk gives tokens {tuple(out.shape[1:])}, not {(tokens, width)}: the image size is not the backbone's"
+                )
+            if not out.isfinite().all():
+                raise ValueError(
+                    f"tokens of images {done}..{done + len(batch) - 1} are not finite in {made_of['dtype']}"
+                )
+            file.seek(done * image_bytes)
+            file.write(out.cpu().numpy().tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+            done += len(batch)
+            _write_record(directory, made_of, done)
+            bar.update(len(batch))

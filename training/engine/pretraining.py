@@ -1,0 +1,171 @@
+"""The encoder of `digits`: a small ViT pretrained without labels in a minute, and a check that its frozen features are worth anything."""
+
+from __future__ import annotations
+
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+from tqdm import tqdm
+
+from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.data import GCDData, open_data
+from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint
+from eagc_ops.training.engine.loop import Loop
+from eagc_ops.training.methods.base import cosine
+from eagc_ops.training.methods.losses import info_nce
+from eagc_ops.training.models.backbones import load_backbone
+
+FILE, EPOCHS = "digits.safetensors", 10
+NEIGHBOURS, NEEDED = 5, 0.9  # k-NN accuracy of the frozen features; a weaker encoder shows nothing
+PRETRAINING = {
+    "format": 2,
+    "batch_size": 64,
+    "lr": 1e-3,
+    "weight_decay": 0.05,
+    "temperature": 0.2,
+    "contrast": 0.2,
+}
+
+
+class DigitsEncoder(NamedTuple):
+    """Pretrained weights of `vit_digits`, and what they are worth."""
+
+    file: Path
+    epochs: int
+    seconds: float | None  # it took to make them; None: they were there
+    accuracy: float  # k-NN, of the frozen features
+    raw_accuracy: float  # of the pixels
+
+    def __str__(self) -> str:
+        how = (
+            "done before, used again"
+            if self.seconds is None
+            else f"{self.epochs} epochs in {self.seconds:.0f} s"
+        )
+        worth = f"{NEIGHBOURS}-NN accuracy of the frozen features {self.accuracy:.1%} (raw pixels {self.raw_accuracy:.1%})"
+        return f"Pretraining without labels: {how}; {worth}"
+
+    @property
+    def fault(self) -> str | None:
+        """Why runs with this encoder would show nothing; None if it is good enough."""
+        if self.accuracy >= NEEDED:
+            return None
+        return f"the encoder is too weak, {self.accuracy:.1%} < {NEEDED:.0%}: runs would show nothing; pretrain longer"
+
+
+def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = print) -> Config:
+    """The configuration, for `digits` with the pretrained encoder in `folder`: random weights would show nothing. Others as they are."""
+    if config.dataset != "digits" or config.backbone != "vit_digits":
+        return config
+    file = folder / FILE
+    if not file.exists():
+        Loop(
+            config.replace(k=None, trunk_cache=None)
+        )  # what is wrong with the settings shows before a minute of pretraining
+    encoder = digits_encoder(file, open_data("digits", config.root, image_size=config.image_size), EPOCHS)
+    say(encoder)
+    return config.replace(weights=str(encoder.file))
+
+
+def digits_encoder(file: Path, data: GCDData, epochs: int) -> DigitsEncoder:
+    """The encoder in `file`, pretrained on all images of `data` first if the file is not there; what it is worth is kept with it."""
+    key = {**PRETRAINING, "epochs": epochs, "images": [len(data.merged), data.channels, data.image_size]}
+    # Of several processes one makes it and the others wait; if it dies, the launcher ends them.
+    while not file.exists() and os.environ.get("LOCAL_RANK", "0") != "0":
+        time.sleep(0.5)
+    if file.exists():
+        state = load_checkpoint(file)[1]
+        if state.get("key") != key:
+            raise ConfigError(
+                f"{file} was pretrained with other settings: delete it, or choose another --output"
+            )
+        return DigitsEncoder(file, epochs, None, state["accuracy"], state["raw_accuracy"])
+    pixels = torch.stack([data.test_transform(data.merged[i][0]) for i in range(len(data.merged))])
+    label = torch.cat([data.labelled.labels, data.unlabelled.labels])
+    started = time.perf_counter()
+    vit = pretrain(pixels, epochs)
+    seconds = time.perf_counter() - started
+    with torch.no_grad():
+        found, raw = (knn_accuracy(features, label) for features in (vit(pixels), pixels.flatten(1)))
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(file, vit.state_dict(), {"key": key, "accuracy": found, "raw_accuracy": raw})
+    return DigitsEncoder(file, epochs, seconds, found, raw)
+
+
+def pretrain(pixels: Tensor, epochs: int) -> nn.Module:
+    """A `vit_digits` that tells images apart under small affine changes (InfoNCE) and redraws the unchanged image from its CLS token."""
+    size, settings = pixels.shape[-1], PRETRAINING
+    with torch.random.fork_rng(devices=[]):
+        torch.default_generator.manual_seed(0)
+        vit = load_backbone("vit_digits", image_size=size, channels=pixels.shape[1])
+        for (
+            name,
+            parameter,
+        ) in (
+            vit.named_parameters()
+        ):  # timm's deviation of 0.02 is for wide ViTs: at width 96 images would look alike
+            if parameter.ndim == 2:
+                nn.init.trunc_normal_(parameter, std=parameter.shape[1] ** -0.5)
+            elif name == "pos_embed":
+                nn.init.normal_(parameter, std=0.5)
+        project, redraw = (
+            nn.Sequential(nn.Linear(96, 256), nn.GELU(), nn.Linear(256, out))
+            for out in (64, pixels[0].numel())
+        )
+        parameters = [*vit.parameters(), *project.parameters(), *redraw.parameters()]
+        optimiser = torch.optim.AdamW(parameters, settings["lr"], weight_decay=settings["weight_decay"])
+        steps = len(pixels) // settings["batch_size"]
+        for step in tqdm(range(epochs * steps), "pretraining", unit="step", mininterval=1):
+            if step % steps == 0:
+                order = torch.randperm(len(pixels))
+            warm_up = min(1.0, (step + 1) / steps)
+            optimiser.param_groups[0]["lr"] = warm_up * cosine(step, epochs * steps, settings["lr"], 0.0)
+            images = pixels[order[step % steps * settings["batch_size"] :][: settings["batch_size"]]]
+            z = vit(torch.cat([affine(images), affine(images)]))
+            contrast = info_nce(F.normalize(project(z), dim=1), settings["temperature"])
+            loss = F.mse_loss(redraw(z), images.flatten(1).repeat(2, 1)) + settings["contrast"] * contrast
+            optimiser.zero_grad()
+            loss.backward()
+            optimiser.step()
+    return vit
+
+
+def affine(images: Tensor, most: float = 0.1) -> Tensor:
+    """Every image (N, C, H, W) rotated by up to 10 degrees, and scaled, sheared and shifted by up to a tenth."""
+
+    def uniform(limit: float) -> Tensor:
+        return (2 * torch.rand(len(images)) - 1) * limit
+
+    angle, scale, shear, dx, dy = (
+        uniform(math.radians(10)),
+        1 + uniform(most),
+        uniform(most),
+        uniform(2 * most),
+        uniform(2 * most),
+    )
+    x, y = (
+        torch.stack([scale * angle.cos(), shear - scale * angle.sin(), dx], 1),
+        torch.stack([scale * angle.sin(), scale * angle.cos(), dy], 1),
+    )
+    grid = F.affine_grid(torch.stack([x, y], 1), list(images.shape), align_corners=False)
+    dark = images.min()  # the background, where the grid leaves the image
+    return F.grid_sample(images - dark, grid, align_corners=False) + dark
+
+
+def knn_accuracy(features: Tensor, label: Tensor, neighbours: int = NEIGHBOURS) -> float:
+    """Share of rows whose true label is the most frequent one among their nearest other rows, by cosine (leave-one-out).
+
+    >>> knn_accuracy(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), torch.tensor([0, 0, 1, 0]), neighbours=1)
+    0.5
+    """
+    unit = F.normalize(features, dim=1)
+    nearest = (unit @ unit.T).fill_diagonal_(-math.inf).topk(neighbours, 1).indices
+    votes = F.one_hot(label[nearest]).sum(1)
+    return (votes.argmax(1) == label).float().mean().item()

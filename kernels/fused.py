@@ -2,16 +2,17 @@
 
 `coordinate_kernel` does the whole backward of EAGC in one launch. Grid: (column blocks of S, row blocks).
 
-    1. Unlabelled rows are compacted inside the kernel: row block b owns the b-th group of BLOCK_M unlabelled rows, so no
-       matrix product is spent on labelled rows and the host need not know how many there are.
-    2. A program multiplies its rows of z and of g by one column block of S, reading S once for both. Its share of
-       z S z^T and |z|^2 goes to `partial`, its block of g S to `product`.
-    3. The last program of a row block to arrive (an atomic counter, no spinning, so no deadlock) sums the shares in a fixed
-       order, so the result does not depend on who came last, forms E and tau, and writes g - lambda_p tau (g S).
+    1. Unlabelled rows are compacted inside the kernel: row block b owns the b-th group of BLOCK_M unlabelled
+       rows, so no matrix product is spent on labelled rows and the host need not know how many there are.
+    2. A program multiplies its rows of z and of g by one column block of S, reading S once for both. Its
+       share of z S z^T and |z|^2 goes to `partial`, its block of g S to `product`.
+    3. The last program of a row block to arrive (an atomic counter, no spinning, so no deadlock) sums the
+       shares in a fixed order, so the result does not depend on who came last, forms E and tau, and writes g
+       - lambda_p tau (g S).
     4. Labelled rows are a plain elementwise tile: g + s c lambda_a (z - z_ref).
 
-`labelled_energy_kernel` does the forward-time part of the running energy reference: the mean E of the labelled rows and the
-update of Ebar, also in one launch.
+`labelled_energy_kernel` does the forward-time part of the running energy reference: the mean E of the
+labelled rows and the update of Ebar, also in one launch.
 """
 
 import triton
@@ -44,7 +45,9 @@ def _group_of_rows(
     BLOCK_M: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """Indices of the `group`-th BLOCK_M rows among the labelled (or unlabelled) ones, -1 past the end, and how many there are."""
+    """Indices of the `group`-th BLOCK_M rows among the labelled (or unlabelled) ones, -1 past the end, and
+    how many there are.
+    """
     rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
     if order_ptr is not None:
         # Given beyond SCAN_LIMIT rows: unlabelled rows first, each kind in ascending order.
@@ -53,7 +56,8 @@ def _group_of_rows(
         first = unlabelled if LABELLED else 0
         index = tl.load(order_ptr + first + rank, mask=rank < count, other=-1).to(tl.int32)
     else:
-        # Rows in chunks of 64. First the chunk that holds the wanted row, by the chunks' running totals; then its place in the chunk.
+        # Rows in chunks of 64. First the chunk that holds the wanted row, by the chunks' running totals; then
+        # its place in the chunk.
         lane = tl.arange(0, 64)
         chunk = tl.arange(0, CHUNKS)
         sizes = tl.sum(_wanted(mask_ptr, chunk[:, None] * 64 + lane[None, :], rows, LABELLED), 1)
@@ -97,8 +101,8 @@ def _store_energy_shares(partial_ptr, b_z, b_zs, rank, valid, rows, column_block
 def _arrive(counter_ptr, AMD: tl.constexpr):
     """How many programs came before this one. All of a program's stores are visible to whoever counts it."""
     if AMD:
-        # One wave's release covers only its own stores there, and the barrier waits for LDS only (read in the assembly): so
-        # every wave first waits until its stores have arrived.
+        # One wave's release covers only its own stores there, and the barrier waits for LDS only (read in the
+        # assembly): so every wave first waits until its stores have arrived.
         lane = tl.arange(0, 256)
         tl.inline_asm_elementwise(
             "s_waitcnt vmcnt(0)\nv_mov_b32 $0, $1", "=v,v", [lane], dtype=tl.int32, is_pure=False, pack=1

@@ -2,14 +2,14 @@
 
 import pytest
 import torch
-from operator_cases import OPTIONS
+from operator_cases import SETTINGS
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from eagc_ops.kernels import aot, fused, launch
+from eagc_ops.kernels import Inputs, aot, fused, launch
 from eagc_ops.kernels.tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, chunks, pick
 
 
@@ -69,7 +69,7 @@ def launched(arch, monkeypatch):
 
     class Kernel:
         def __getitem__(self, grid):
-            return lambda *args, **constants: calls.append((args, constants))
+            return lambda **arguments: calls.append(arguments)
 
     monkeypatch.setattr(torch.version, "hip", "7.0" if arch.startswith("gfx") else None)
     monkeypatch.setattr(launch, "architecture", lambda device: arch)
@@ -86,16 +86,14 @@ def launched(arch, monkeypatch):
         z, z_ref = (empty(rows, max(dim, stride), of=of)[:, :dim] for of in (dtype, z_ref_dtype or dtype))
         mask, matrix, one = empty(rows, of=torch.bool), empty(dim, dim), empty()
         if kernel == "coordinate":
-            options = {**OPTIONS, "scale": one, "count": one if count else None, **options}
-            launch.coordinate(z, z, z_ref, mask, matrix, one, precision=precision, **options)
+            inputs = Inputs(z, z_ref, mask, matrix, one, scale=one, labelled=one if count else None)
+            launch.coordinate(z, inputs, SETTINGS._replace(**options), precision)
         else:
-            launch.labelled_energy(z, mask, matrix, one, momentum=0.9, update=True, precision=precision)
-        args, constants = calls.pop()
+            launch.labelled_energy(Inputs(z, None, mask, matrix, one), 0.9, precision, update=True)
+        arguments = calls.pop()
         function, backend = getattr(fused, f"{kernel}_kernel"), make_backend(aot.target(arch))
-        bound = create_function_from_signature(function.signature, function.params, backend)(
-            *args, **constants
-        )
-        options, *parts = function._pack_args(backend, constants, *bound)
+        bind = create_function_from_signature(function.signature, function.params, backend)
+        options, *parts = function._pack_args(backend, arguments, *bind(**arguments))
         return kernel, *parts, vars(options)
 
     return run

@@ -1,7 +1,7 @@
 """Measures of gradient entanglement: GDC, SOC, gradient dominance and collapse coefficient.
 
-The paper defines GDC and SOC by formulas and the other two in words; where the released code measures
-something else than the formula says, both are here by name.
+The paper defines GDC and SOC by formulas and the other two in words. Where the released code computes
+something different from the formula, both are here by name.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ TINY = 1e-12
 
 
 def gradient_deviation(supervised: Tensor | Iterable[Tensor], total: Tensor | Iterable[Tensor]) -> Tensor:
-    """GDC = 1 - cos(g_L, g): how far the whole gradient points away from the supervised one. 0 identical, 1
-    orthogonal, 2 opposite.
+    """GDC = 1 - cos(g_L, g): how far the whole gradient points away from the supervised one.
 
-    Args: the gradient of the supervised loss and that of the total loss, each a tensor or an iterable of
-    per-parameter tensors.
+    It is 0 for equal directions, 1 for orthogonal ones and 2 for opposite ones. The arguments are the
+    gradients of the supervised loss and of the total loss, each a tensor or an iterable of one tensor per
+    parameter.
 
     >>> gradient_deviation(torch.tensor([1.0, 0.0]), torch.tensor([-3.0, 0.0]))
     tensor(2.)
@@ -32,21 +32,21 @@ def gradient_deviation(supervised: Tensor | Iterable[Tensor], total: Tensor | It
             f"supervised has {a.numel()} values, total {b.numel()}: both must be gradients of the same "
             "parameters"
         )
-    # In fp64: over 10^6 parameters fp32 sums are off by 2e-5, four percent of a deviation of 4e-4. Each
-    # normalised by itself: the product of two small norms would drown in any floor. A zero gradient has no
-    # direction: cosine 0.
+    # In fp64, because over 10^6 parameters fp32 sums are off by 2e-5, four percent of a deviation of 4e-4.
+    # Each gradient is normalised by itself, because the product of two small norms would fall below any
+    # floor. A zero gradient has no direction: its cosine is 0.
     cosine = torch.dot(*(x / x.norm().clamp_min(torch.finfo(x.dtype).tiny) for x in (a.double(), b.double())))
     return (1 - cosine.clamp(-1, 1)).to(a.dtype)
 
 
 def subspace_overlap(old: Tensor, new: Tensor, k: int = 16, mode: str = "paper") -> Tensor:
-    """SOC = |Z_new P_old|_F^2 / |Z_new|_F^2: the share of novel features' energy in the leading k directions
-    of the known ones.
+    """SOC = |Z_new P_old|_F^2 / |Z_new|_F^2: the energy of novel features in k directions of the known ones.
 
     Args:
-        old: (N_old, D) features of known classes; new: (N_new, D) of novel classes.
-        k: directions kept, the leading right singular vectors of Z_old; at most min(N_old, D). The paper does
-            not say; the release uses 16.
+        old: (N_old, D), the features of known classes.
+        new: (N_new, D), the features of novel classes.
+        k: the number of leading right singular vectors of Z_old, at most min(N_old, D). The paper gives no
+            value; the release uses 16.
         mode: "paper": raw features. "release": rows scaled to unit norm, then both sets centred on the mean
             of the old ones.
 
@@ -56,9 +56,9 @@ def subspace_overlap(old: Tensor, new: Tensor, k: int = 16, mode: str = "paper")
     """
     _check_pair(old, new)
     if mode not in ("paper", "release"):
-        raise ValueError(f"mode={mode!r} must be 'paper' or 'release'")
+        raise ValueError(f"mode must be 'paper' or 'release', got {mode!r}")
     if not 1 <= k <= min(old.shape):
-        raise ValueError(f"k={k} must lie between 1 and min(N_old, D)={min(old.shape)}")
+        raise ValueError(f"k must be between 1 and min(N_old, D)={min(old.shape)}, got {k}")
     old, new = _wide(old), _wide(new)
     if mode == "release":
         old, new = (torch.nn.functional.normalize(x, dim=1, eps=TINY) for x in (old, new))

@@ -508,7 +508,9 @@ def test_other_vits_are_refused():
     vit.patch_embed.norm = nn.BatchNorm1d(16)
     with pytest.raises(ValueError, match=r"vit.patch_embed.norm \(BatchNorm1d\)"):
         AnchoredEncoder(vit, 3)
-    with pytest.raises(ValueError, match=r"grad_from_block=11: vit has blocks 0..3; 3 trains the last"):
+    with pytest.raises(
+        ValueError, match=r"grad_from_block must be one of the blocks 0..3 of vit, got 11; 3 trains the last"
+    ):
         AnchoredEncoder(make_vit())
 
 

@@ -1,4 +1,6 @@
-"""torch.library and torch.compile: opcheck of the raw ops, one graph and the same values when compiled, no wait for the device."""
+"""torch.library and torch.compile: opcheck of the raw ops, one graph and the same values when compiled, no
+wait for the device.
+"""
 
 import contextlib
 import warnings
@@ -113,7 +115,9 @@ def test_inductor_gives_the_same_values():
 
 
 def test_a_token_forgotten_in_a_compiled_function_shows():
-    """There is no error to raise there: the gradient of labelled rows is NaN. A zero loss is not taken for it."""
+    """There is no error to raise there: the gradient of labelled rows is NaN. A zero loss is not taken for
+    it.
+    """
     torch._dynamo.reset()
     case = make_case(24, 16)
     module = EAGC(Subspace(case.matrix, case.energy_ref))
@@ -142,7 +146,9 @@ def test_compiled_model_inside_a_checkpoint_counts_a_batch_once():
 
 
 def test_the_mode_catches_what_the_cpu_path_does():
-    """The control: the CPU path looks for its rows, which a GPU path must not; the mode sees it inside the opaque ops too."""
+    """The control: the CPU path looks for its rows, which a GPU path must not; the mode sees it inside the
+    opaque ops too.
+    """
     case = make_case()
     with pytest.raises(AssertionError, match="waits for the device"), NoWaiting():
         torch_path.coordinate(case.g, case.inputs, SETTINGS)
@@ -180,7 +186,9 @@ class Ranks:
 
 
 def step_under_the_mode(monkeypatch, device, impl):
-    """What training does with the operator: running and fixed energy reference, alone and among ranks, token and loss scale."""
+    """What training does with the operator: running and fixed energy reference, alone and among ranks, token
+    and loss scale.
+    """
     monkeypatch.setattr(dist, "all_reduce", lambda *args, **options: None)
     monkeypatch.setattr(dist.distributed_c10d, "_resolve_process_group", lambda name: Ranks())
     # torch knows no autocast for the meta device
@@ -200,7 +208,9 @@ def step_under_the_mode(monkeypatch, device, impl):
 
 
 def test_a_step_waits_for_nothing(monkeypatch):
-    """Checks, autograd, the bodies of both opaque ops, the dense form. The meta device stands for a GPU: it has no values to read."""
+    """Checks, autograd, the bodies of both opaque ops, the dense form. The meta device stands for a GPU: it
+    has no values to read.
+    """
     step_under_the_mode(monkeypatch, "meta", "auto")
 
 
@@ -238,7 +248,9 @@ def test_a_read_added_anywhere_in_a_step_is_caught(monkeypatch, place):
 
 @pytest.mark.interpreter
 def test_the_triton_launch_waits_for_nothing(monkeypatch):
-    """Everything around the kernels, which are taken out (the interpreter itself reads memory): allocations and launch arguments."""
+    """Everything around the kernels, which are taken out (the interpreter itself reads memory): allocations
+    and launch arguments.
+    """
     from eagc_ops.kernels import launch
 
     class Recorder:

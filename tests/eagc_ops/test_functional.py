@@ -101,7 +101,7 @@ def test_projection_is_linear_in_the_gradient(impl):
 
 
 def test_projection_shortens_the_gradient_inside_the_subspace_only(impl):
-    """With S a projection and tau uniform, lambda_p = 1 removes the part inside and keeps the part outside."""
+    """With a projection S and uniform tau, lambda_p = 1 removes the part inside and keeps the rest."""
     case = make_case(30, 16, labelled=0.0)
     basis = torch.linalg.qr(
         torch.randn(16, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -126,7 +126,9 @@ def test_rows_are_independent_and_permute(impl):
 
 @pytest.mark.parametrize("anchor", ["mean", "sum"])
 def test_anchor_is_the_gradient_of_the_proximal_loss(impl, anchor):
-    """lambda_a / 2 times the mean (or sum) of squared distances over labelled rows: appendix C.2 of the paper."""
+    """lambda_a / 2 times the mean (or sum) of squared distances over labelled rows: appendix C.2 of the
+    paper.
+    """
     case = make_case(40, 24)
     z = case.z.double().requires_grad_()
     distance = (z - case.z_ref.double())[case.mask].square()
@@ -197,7 +199,9 @@ def test_two_backward_passes_add_the_anchor_twice():
 
 @pytest.mark.parametrize("way", ["function", "fixed", "running", "token", "loss_scale", "count"])
 def test_memory_kept_for_backward_is_the_inputs(way):
-    """z, z_ref, mask and the matrix, each by reference, and the numbers of the call: no copy, no energy of a row, no product."""
+    """z, z_ref, mask and the matrix, each by reference, and the numbers of the call: no copy, no energy of a
+    row, no product.
+    """
     case = make_case()
     z, subspace = case.z.clone().requires_grad_(), subspace_of(case)
     module, inputs = (

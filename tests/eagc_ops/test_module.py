@@ -180,8 +180,8 @@ class TestState:
     def test_prints_its_settings(self):
         text = repr(module_of(make_case()))
         assert (
-            "dim=24, lambda_a=0.7, lambda_p=0.5, anchor='mean', tau='energy', energy_momentum=None, impl='auto'"
-            in text
+            "dim=24, lambda_a=0.7, lambda_p=0.5, anchor='mean', tau='energy', energy_momentum=None, "
+            "impl='auto'" in text
         )
 
 

@@ -14,7 +14,9 @@ coordinate, labelled_energy = torch_path.coordinate, torch_path.labelled_energy
 
 @pytest.fixture
 def results(monkeypatch):
-    """Runs the self-test; the results of the torch path, those in doubt about labelled rows (one row, labelled or not) left out."""
+    """Runs the self-test; the results of the torch path, those in doubt about labelled rows (one row,
+    labelled or not) left out.
+    """
     monkeypatch.setattr(selftest, "SMALL_SHAPES", ((1, 1), (7, 33), (48, 64)))
 
     def run(function=coordinate, energy=labelled_energy):

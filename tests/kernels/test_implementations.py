@@ -1,4 +1,6 @@
-"""Every implementation against the fp64 oracle, over shapes, dtypes and layouts. The interpreter run takes Triton."""
+"""Every implementation against the fp64 oracle, over shapes, dtypes and layouts. The interpreter run takes
+Triton.
+"""
 
 from types import SimpleNamespace
 
@@ -127,7 +129,9 @@ def test_zero_rows_have_energy_0_and_tau_1(impl):
 
 
 def test_the_floors_hold_for_tiny_rows_and_a_tiny_energy_reference(impl):
-    """Rows with |z|^2 below 1e-12 and Ebar below 1e-6, so that both floors count, against the formulas with the numbers written out."""
+    """Rows with |z|^2 below 1e-12 and Ebar below 1e-6, so that both floors count, against the formulas with
+    the numbers written out.
+    """
     case = make_case(20, 12, labelled=0.0)
     z, energy_ref = case.z * 1e-10, torch.tensor(2e-7)
     _, energy, weight = coordinate(case.replace(z=z, z_ref=None, energy_ref=energy_ref), impl)

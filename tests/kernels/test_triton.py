@@ -1,4 +1,6 @@
-"""What is special to the Triton kernels: tiles, arrival order, compaction, the half copy of the matrix. Runs in Triton's interpreter."""
+"""What is special to the Triton kernels: tiles, arrival order, compaction, the half copy of the matrix. Runs
+in Triton's interpreter.
+"""
 
 import itertools
 import random
@@ -55,7 +57,9 @@ def test_high_precision_keeps_the_matrix_in_fp32(launch, dtype):
 
 
 def test_arrival_order_does_not_change_a_bit(launch, monkeypatch):
-    """The interpreter visits programs in grid order; here it visits them in random orders, so any of them can come last."""
+    """The interpreter visits programs in grid order; here it visits them in random orders, so any of them can
+    come last.
+    """
     from triton.runtime import interpreter
 
     case = make_case(70, 64)
@@ -87,7 +91,9 @@ def test_arrival_order_does_not_change_a_bit(launch, monkeypatch):
 
 
 def test_the_floors_are_those_of_the_formulas(launch, monkeypatch):
-    """The kernels' two numbers are the reference's, and they are what the kernels compute with: other ones give other results."""
+    """The kernels' two numbers are the reference's, and they are what the kernels compute with: other ones
+    give other results.
+    """
     from eagc_ops.kernels import fused
 
     assert (fused.NORM_FLOOR.value, fused.ENERGY_FLOOR.value) == (formulas.NORM_FLOOR, formulas.ENERGY_FLOOR)
@@ -111,7 +117,9 @@ def test_arrival_counters_are_left_at_zero(launch):
 @pytest.mark.parametrize("rows", [63, 64, 65, 200, 1000])
 @pytest.mark.parametrize("labelled", [0.02, 0.5, 0.98])
 def test_compaction_finds_every_row(launch, rows, labelled):
-    """With S = I and tau uniform every unlabelled row becomes (1 - lambda_p) g, every labelled row stays: a missed row would show."""
+    """With S = I and tau uniform every unlabelled row becomes (1 - lambda_p) g, every labelled row stays: a
+    missed row would show.
+    """
     mask = torch.rand(rows, generator=torch.Generator().manual_seed(rows)) < labelled
     g = torch.randn(rows, 3)
     inputs = Inputs(g, None, mask, torch.eye(3), torch.tensor(0.5))
@@ -134,7 +142,9 @@ def test_more_rows_than_the_kernel_looks_through_itself(launch):
 
 
 def test_addresses_beyond_32_bits(launch, monkeypatch):
-    """Four rows that lie 2^30 elements apart: from the third on, row times stride does not fit an int32. Only their pages exist."""
+    """Four rows that lie 2^30 elements apart: from the third on, row times stride does not fit an int32. Only
+    their pages exist.
+    """
     case = make_case(4, 16, dtype=torch.float16)
     mask = torch.tensor([True, False, True, False])
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
@@ -211,7 +221,9 @@ def test_autotune_times_every_tile_of_the_table(launch):
 
 
 def test_warmup_launches_what_a_module_will(launch, monkeypatch):
-    """Both kernels, the module's anchor and tau, with and without z_ref (half and fp32), scale and count, on the module's own matrix."""
+    """Both kernels, the module's anchor and tau, with and without z_ref (half and fp32), scale and count, on
+    the module's own matrix.
+    """
     seen = {"coordinate": [], "labelled_energy": []}
     for name, calls in seen.items():
         kernel = getattr(launch, f"{name}_kernel")

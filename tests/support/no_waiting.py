@@ -16,9 +16,11 @@ READS = (
 
 
 class NoWaiting(TorchDispatchMode):
-    """Raises on what would make the host wait for a GPU: reading a value, or an output whose size depends on values.
+    """Raises on what would make the host wait for a GPU: reading a value, or an output whose size depends on
+    values.
 
-    The CPU path of the operator does both. A GPU's path runs on tensors of the meta device, without a GPU and without values.
+    The CPU path of the operator does both. A GPU's path runs on tensors of the meta device, without a GPU and
+    without values.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):

@@ -61,8 +61,8 @@ def make_case(
 ) -> Case:
     """Rows whose energy ratios spread around Ebar, so that most unlabelled ones have 0 < tau < 1.
 
-    S is fitted to different features than the rows under test: on its own rows every tau would be 0, and the test would
-    exercise nothing. The unlabelled rows of z_ref are NaN, as they may be.
+    S is fitted to different features than the rows under test: on its own rows every tau would be 0, and the
+    test would exercise nothing. The unlabelled rows of z_ref are NaN, as they may be.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -104,8 +104,9 @@ def assert_exercised(case: Case) -> None:
     assert (tau == 0).any(), "no row has tau = 0: the gate is not exercised"
 
 
-# How much larger than plain torch's own error (in the same dtype) an implementation's may be, and the floor: a few
-# roundings of a result of size 4 (in fp64 plain torch is the oracle itself, so the floor is all there is).
+# How much larger than plain torch's own error (in the same dtype) an implementation's may be, and the floor:
+# a few roundings of a result of size 4 (in fp64 plain torch is the oracle itself, so the floor is all there
+# is).
 SLACK = 2.0
 FLOOR = {torch.float64: 4e-15, torch.float32: 5e-7, torch.bfloat16: 1.6e-2, torch.float16: 2e-3}
 

@@ -8,9 +8,9 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A room is a folder or a file of the repository, named as it is imported.
-TRAINING = (
-    "progress", "config", "data", "models", "methods", "engine", "analysis", "runs", "report", "paper", "studies", "commands",
-)  # fmt: skip
+TRAINING = tuple(
+    "progress config data models methods engine analysis runs report paper studies commands".split()
+)
 ROOMS = (
     "eagc_ops.kernels",
     "eagc_ops",

@@ -71,8 +71,8 @@ if rank == 0:
             (dict(lambda_a=0.0), z_ref, True, momentum is None),
             (dict(), None, True, momentum is None),
         ):
-            options = dict(options, energy_momentum=momentum, process_group=dist.group.WORLD)
-            eagc = EAGC(Subspace(case.matrix, case.energy_ref), **options)
+            settings = dict(options, energy_momentum=momentum, process_group=dist.group.WORLD)
+            eagc = EAGC(Subspace(case.matrix, case.energy_ref), **settings)
             z = case.z.clone().requires_grad_(bool(options) or given is None or not grad)
             with torch.set_grad_enabled(grad):
                 h = eagc.train(training)(z, given, mask)

@@ -8,8 +8,19 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A room is a folder or a file of the repository, named as it is imported.
-TRAINING = tuple(
-    "progress config data models methods engine analysis runs report paper studies commands".split()
+TRAINING = (
+    "progress",
+    "config",
+    "data",
+    "models",
+    "methods",
+    "engine",
+    "analysis",
+    "runs",
+    "report",
+    "paper",
+    "studies",
+    "commands",
 )
 ROOMS = (
     "eagc_ops.kernels",

@@ -111,8 +111,8 @@ def test_aircraft_and_cars_equal_torchvision_and_both_roots_work(built, tmp_path
     theirs = tv.FGVCAircraft(tmp_path, "trainval")
     assert ours.targets.tolist() == below.targets.tolist() == theirs._labels
     assert below.source == theirs._image_files
-    assert "the given root itself" in ours.notes[0]
-    assert "fgvc-aircraft-2013b, a folder of the given root" in below.notes[0]
+    assert "the root itself" in ours.notes[0]
+    assert "fgvc-aircraft-2013b, a folder inside the root" in below.notes[0]
 
     root = built("scars")[0]
     shutil.copytree(root, tmp_path / "stanford_cars", copy_function=os.link)
@@ -213,7 +213,7 @@ def test_folder_with_json_and_yaml(tmp_path, pictures):
 
     for content, message in (
         ("known_classes: [007, cat]", "in quotes"),
-        ("known_classes: [dog]", "not found: ['dog']"),
+        ("known_classes: [dog]", "not among the folders: ['dog']"),
         ("known_classes: [cat, cat]", "each once"),
         ("known_classes: [cat, ant, bee, '007']", "not all"),
         ("known: [cat]", "'known_classes'"),
@@ -310,7 +310,7 @@ def test_verify_names_what_is_wrong(built, tmp_path, pictures):
         report = verify(name, tmp_path / "empty")
         assert not report.ok
         assert SPECS[name].layout in str(report)
-    assert "choose one of cifar10" in str(verify("mnist", tmp_path))
+    assert "dataset must be one of cifar10" in str(verify("mnist", tmp_path))
 
 
 def test_a_missing_test_part_is_no_error(built, tmp_path):

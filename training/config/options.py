@@ -144,7 +144,7 @@ def _help(field: FieldInfo, default: str) -> str:
 def _default(name: str, field: FieldInfo) -> str:
     """The default as --help shows it: one value, or the values that presets and data sets give it."""
     if name in ("method", "preset", "dataset"):
-        return field.default
+        return str(field.default)
     recipes = [config for method in sorted(CONFIGS) for config in _recipes(CONFIGS[method], method)]
     values = dict.fromkeys(_text(getattr(config, name)) for config in recipes if hasattr(config, name))
     return " | ".join(values) if len(values) == 1 else f"by preset and data set: {' | '.join(values)}"

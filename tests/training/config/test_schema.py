@@ -26,6 +26,7 @@ from eagc_ops.training.config import (
     register_config,
     resolve,
 )
+from eagc_ops.training.methods import METHODS, register
 
 # Errors --------------------------------------------------------------------------------------------------
 
@@ -182,6 +183,18 @@ def test_a_new_method_has_its_own_settings_and_recipe(mine):
     assert (config.strength, config.memax_weight, config.warm_start) == (2.0, 1.0, True)
     assert from_json(config.to_json()) == config
     assert "cache" in config.machine_settings()
+
+
+def test_registering_a_method_makes_its_configuration_known(mine):
+    class Newest(METHODS["simgcd"]):
+        Config = mine
+
+    try:
+        assert register("newest")(Newest) is METHODS["newest"]
+        assert config_class("newest") is mine
+    finally:
+        METHODS.pop("newest", None)
+        CONFIGS.pop("newest", None)
 
 
 def test_a_subclass_without_a_recipe_has_that_of_its_base(mine):

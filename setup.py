@@ -39,6 +39,7 @@ MATPLOTLIB = "matplotlib>=3.8"  # numpy 2 support
 TQDM = "tqdm>=4.66"  # settings from TQDM_* variables
 TENSORBOARD = "tensorboard>=2.15"  # protobuf 4 and later
 SAFETENSORS = "safetensors>=0.4"  # safe_open with metadata, refuses malformed headers
+PYDANTIC = "pydantic>=2.8"  # settings and their ranges; 2.8 is the first for python 3.13
 PYYAML = "pyyaml>=6.0"  # safe_load of user split files
 PYTEST = "pytest>=8.0"  # pythonpath, importlib import mode without __init__ files
 PYTEST_BENCHMARK = "pytest-benchmark>=4.0"  # works with pytest 8
@@ -55,6 +56,7 @@ TRAIN = [
     TQDM,
     TENSORBOARD,
     SAFETENSORS,
+    PYDANTIC,
     PYYAML,
 ]
 BENCH = [*TRAIN, PYTEST, PYTEST_BENCHMARK]  # the overhead table trains

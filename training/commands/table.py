@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagc_ops.console import Parser, command
-from eagc_ops.training.config import Config, ConfigError, add_config_arguments, resolve
+from eagc_ops.training.config import Config, ConfigError, Diagnosis, add_config_arguments, resolve
 from eagc_ops.training.data import DATASETS, SPECS, open_data
 from eagc_ops.training.data.splits import PUBLISHED
 from eagc_ops.training.engine.run_folder import RunFolder
@@ -123,7 +123,7 @@ def _runs(table: Table, dataset: str, given: Namespace) -> list[Run]:
     if dataset == "digits" or given.trunk_cache:
         machine["trunk_cache"] = str(given.output / "trunk" / dataset)
     if table.steps:
-        machine["diagnose"] = f"every={10 if dataset == 'digits' else 1} steps={table.steps}"
+        machine["diagnose"] = Diagnosis(every=10 if SPECS[dataset].small else 1, steps=table.steps)
     return plan(
         table,
         dataset,

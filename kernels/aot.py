@@ -201,41 +201,6 @@ def source(case: Case) -> ASTSource:
     return ASTSource(kernel, signature, constexprs, attributes)
 
 
-def table(results: list[tuple[Case, Resources]]) -> str:
-    """Markdown: one line per compilation."""
-    names = ["kernel", "arch", "dtype", "precision", "rows <=", "D <=", "tile MxNxK", "warps", "stages"]
-    names += ["registers", "spill st/ld", "shared KB", "blocks/SM", "gate"]
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    for case, found in results:
-        tile = case.tile
-        options = {
-            "z_ref fp32": case.wide_ref,
-            "tau uniform": case.tau == "uniform",
-            "count": case.count,
-            "rows beyond 2 GB": case.far_rows,
-        }
-        dtype = ", ".join([case.dtype, *(name for name, given in options.items() if given)])
-        cells = [
-            case.kernel,
-            case.arch,
-            dtype,
-            case.precision,
-            case.rows,
-            case.dim,
-            f"{tile.block_m}x{tile.block_n}x{tile.block_k}",
-        ]
-        cells += [
-            tile.warps,
-            tile.stages,
-            found.registers,
-            f"{found.spill_stores}/{found.spill_loads}",
-            f"{found.shared / 1024:.1f}",
-        ]
-        cells += [found.blocks_per_sm, "; ".join(found.problems) or "ok"]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
-
-
 def as_record(case: Case, found: Resources) -> dict:
     """One JSON object per compilation, for results files and models of GPU time."""
     record = {

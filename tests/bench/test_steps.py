@@ -45,7 +45,7 @@ def in_fp64(setting):
 
 
 def gradients(step, batch=None):
-    """Of the trained block and the heads; the name of the encoder is cut off, as variants nest it differently."""
+    """Of the trained block and the heads; names lack the encoder's, as variants nest it differently."""
     step.loss(batch).backward()
     encoder = step.encoder if step.variant.released else step.encoder.vit
     named = [(f"encoder.{n}", p) for n, p in encoder.named_parameters()] + [

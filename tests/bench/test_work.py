@@ -51,13 +51,17 @@ def test_what_the_hooks_issue():
     assert issued.ops == 29
 
 
-@pytest.mark.parametrize(("run", "syncs"), [
-    (lambda x: x.sum().item(), 1),
-    (lambda x: x[x > 0], 1),
-    (lambda x: x.nonzero(), 1),
-    (lambda x: bool((x > 0).any()), 1),
-    (lambda x: x[torch.arange(2)] + torch.where(x > 0, x, 0)[:2], 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "syncs"),
+    [
+        (lambda x: x.sum().item(), 1),
+        (lambda x: x[x > 0], 1),
+        (lambda x: x.nonzero(), 1),
+        (lambda x: x.unique(), 1),
+        (lambda x: bool((x > 0).any()), 1),
+        (lambda x: x[torch.arange(2)] + torch.where(x > 0, x, 0)[:2], 0),
+    ],
+)
 def test_what_counts_as_a_sync(run, syncs):
     x = torch.randn(4)
     assert count(lambda: run(x)).syncs == syncs

@@ -40,13 +40,13 @@ demo: install  ## the main job: SimGCD with and without EAGC on a small dataset,
 bench: install  ## throughput and overhead tables, pictures: the short form, into out/bench
 	$(BIN)/eagc bench all --quick -o out/bench
 
-suites: install  ## the pytest-benchmark suites: absolute times, one provider after the other
+suites: install  ## the pytest-benchmark suites: absolute times, one contender after the other
 	MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_MMAP_THRESHOLD_=4294967296 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 		$(BIN)/python -m pytest bench -q -p no:xdist -o python_files='suite_*.py'
 
-figures: install  ## measure everything again (most of an hour), and write the README's figures from the results
+figures: install  ## measure everything again (most of an hour), and write the figures of README and docs from the results
 	$(BIN)/eagc bench all -o bench/results
-	$(BIN)/python -m eagc_ops.bench.readme
+	$(BIN)/python -m eagc_ops.bench.figures
 
 lint: install  ## ruff
 	$(BIN)/ruff check .

@@ -370,7 +370,7 @@ def _duration(seconds: Iterable[float]) -> str:
 
 def _overhead(parser: Parser, argv: list[str], given: Namespace) -> int:
     """Measured by `eagc bench overhead`, in a process of its own: it restarts itself with the allocator pinned."""
-    from eagc_ops.bench.cli import parse
+    from eagc_ops.bench.commands.overhead import parse
 
     asked = vars(parser.parse_args(argv, Namespace(**dict.fromkeys(vars(given)))))  # None: not given
     for name, value in asked.items():
@@ -383,7 +383,7 @@ def _overhead(parser: Parser, argv: list[str], given: Namespace) -> int:
     options = [word for name in MEASURED if getattr(given, name, None) is not None
                for word in (_option(name), str(getattr(given, name)))]  # fmt: skip
     options += ["-o", str(home / "table.json"), "--picture", str(home / "overhead.svg")]
-    parse(["overhead", *options])  # refuses what does not fit together, before anything is started
+    parse(options)  # refuses what does not fit together, before anything is started
     print(
         f"overhead (paper: {PAPER['overhead'].label}) is measured by: eagc bench overhead {' '.join(options)}",
         flush=True,

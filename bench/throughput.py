@@ -268,8 +268,8 @@ def _limit_name(running: bool) -> str:
 def torch_path_on_a_gpu(workload: Workload, running: bool) -> None:
     """Issue the operations of impl="torch" on a GPU, on tensors without values: reading one would raise."""
     execution = Execution("torch")
+    real = (workload.g, *(x for x in workload.inputs if x is not None))
     with FakeTensorMode():
-        real = (workload.g, *(x for x in workload.inputs if x is not None))
         g, *inputs = (torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in real)
         inputs = Inputs(*inputs)
         if running:

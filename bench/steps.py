@@ -24,9 +24,10 @@ from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.kernels.copies import copies_of
 from eagc_ops.training.config import resolve
 from eagc_ops.training.data import Batch
-from eagc_ops.training.methods import METHODS, Loss, Problem, Rows
+from eagc_ops.training.data.rows import Rows, rows_of
+from eagc_ops.training.methods import METHODS, Loss, Problem
 from eagc_ops.training.models.backbones import load_backbone
-from eagc_ops.training.models.student import Student, StudentBatch
+from eagc_ops.training.models.student import Student
 
 LAMBDAS = {name: OPTIONS[name] for name in ("lambda_a", "lambda_p")}
 
@@ -59,7 +60,7 @@ class Setting:
 
     vit: nn.Module
     reference: nn.Module  # the same trunk, another tail
-    batch: StudentBatch
+    batch: Rows
     subspace: Subspace
     known: int
     classes: int
@@ -102,17 +103,7 @@ def make_setting(
         device
     )
     return Setting(
-        vit.to(device), reference.to(device), student_batch(batch, device), subspace, known, classes, device
-    )
-
-
-def student_batch(batch: Batch, device: torch.device) -> StudentBatch:
-    """A loader's batch as the training loop hands it to a student."""
-    labelled = batch.labelled.repeat(2)
-    columns = (batch.label.repeat(2).where(labelled, -1), labelled, batch.uq_idx.repeat(2))
-    rows = Rows(*(column.to(device) for column in columns), epoch=0, position=0)
-    return StudentBatch(
-        [view.to(device) for view in batch.views], rows, labelled.nonzero().flatten().to(device)
+        vit.to(device), reference.to(device), rows_of(batch, device), subspace, known, classes, device
     )
 
 
@@ -130,7 +121,7 @@ class Step:
             dim=vit.embed_dim,
             known=setting.known,
             classes=setting.classes,
-            images=len(setting.batch.rows.label) // 2,
+            images=len(setting.batch.label) // 2,
         )
         self.method = METHODS["simgcd"](config, problem).to(setting.device)
         if variant.released:
@@ -146,16 +137,16 @@ class Step:
                 self.encoder.set_reference(setting.reference)
             eagc = EAGC(setting.subspace, **LAMBDAS, energy_momentum=MOMENTUM) if with_eagc else None
             self.model = Student(self.encoder, self.method, eagc)
-        (self.optimiser,) = self.method.optimisers(self.encoder)
+        (self.optimiser,) = self.method.optimizers(self.encoder)
         self.model.train()
 
-    def __call__(self, batch: StudentBatch | None = None) -> None:
+    def __call__(self, batch: Rows | None = None) -> None:
         self.finish(self.loss(batch))
 
-    def loss(self, batch: StudentBatch | None = None) -> Tensor:
+    def loss(self, batch: Rows | None = None) -> Tensor:
         """L_GCD of a batch, EAGC in its graph."""
         batch = batch or self.setting.batch
-        loss, token = self.model(*(batch._replace(labelled_rows=None) if self.variant.all_rows else batch))
+        loss, token = self.model(batch._replace(labelled_rows=None) if self.variant.all_rows else batch)
         total = loss.supervised + loss.unsupervised
         return total if token is None else total + token
 
@@ -170,7 +161,7 @@ class Step:
             return None
         model, images = self.model, torch.cat(self.setting.batch.views)
         labelled, labelled_rows = (
-            self.setting.batch.rows.labelled,
+            self.setting.batch.mask,
             None if self.variant.all_rows else self.setting.batch.labelled_rows,
         )
         z = torch.randn(len(images), self.setting.vit.embed_dim, device=images.device, requires_grad=True)
@@ -214,7 +205,8 @@ class Step:
         copies = copies_of(self.model.eagc.matrix) if getattr(self.model, "eagc", None) else []
         model = [*resident(self.model), *copies]
         device, held = self.setting.device, [*model, *optimiser_state(self.optimiser)]
-        inputs = [*self.setting.batch.views, *self.setting.batch.rows[:3], self.setting.batch.labelled_rows]
+        batch = self.setting.batch
+        inputs = [*batch.views, batch.label, batch.mask, batch.uq_idx, batch.labelled_rows]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
@@ -242,11 +234,11 @@ class ReleasedStudent(nn.Module):
         if reference is not None:
             self.register_buffer("matrix", coordinator.matrix)
 
-    def forward(self, views: list[Tensor], rows: Rows, labelled_rows: Tensor | None) -> tuple[Loss, None]:
-        images = torch.cat(views)
+    def forward(self, rows: Rows) -> tuple[Loss, None]:
+        images = torch.cat(rows.views)
         z = self.vit(images)
         if self.reference is not None:
-            z = self.coordinator.attach(z, self.reference_features(images), rows.labelled)
+            z = self.coordinator.attach(z, self.reference_features(images), rows.mask)
         return self.method.loss(self.method(z), rows), None
 
     @torch.no_grad()

@@ -18,8 +18,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from eagc_ops import files
+from eagc_ops.training import runs
 from eagc_ops.training.config import from_json, resolve
-from eagc_ops.training.engine import checkpoint, loop
+from eagc_ops.training.engine import loop
 from eagc_ops.training.methods import register
 from eagc_ops.training.methods.legogcd import LegoGCD
 from eagc_ops.training.methods.simgcd import SimGCD
@@ -113,7 +115,7 @@ class FirstStep(loop.Callback):
 
     found = None
 
-    def before_update(self, loop, batch):
+    def before_update(self, loop, rows):
         if self.found is None:
             self.found = [p.grad.clone() for p in loop.student.encoder.tail.parameters()]
             self.eagc = loop.student.eagc
@@ -164,9 +166,9 @@ def kill_at(where: str, count: int) -> None:
     if where == "update":
         loop.Loop._update = counted(where, loop.Loop._update, lambda *_: True)
     elif where == "write":
-        checkpoint.open = counted(where, open, is_last)
+        files.open = counted(where, open, is_last)
     elif where == "rename":
-        checkpoint.os.replace = counted(where, os.replace, is_last)
+        files.os.replace = counted(where, os.replace, is_last)
     else:
         raise ValueError(where)
 
@@ -174,7 +176,7 @@ def kill_at(where: str, count: int) -> None:
 def run_scenario(scenario: dict) -> None:
     if scenario["kill"]:
         kill_at(*scenario["kill"])
-    loop.train(from_json(scenario["config"]), scenario["output"])
+    runs.train(from_json(scenario["config"]), scenario["output"])
 
 
 def fork(scenario: dict, rank: int, port: int) -> int:

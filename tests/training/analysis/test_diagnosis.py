@@ -15,11 +15,13 @@ from eagc_ops.training.analysis import diagnosis as diagnose
 from eagc_ops.training.analysis.diagnosis import MEASURES, Diagnose
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import open_data
-from eagc_ops.training.engine import loop as loop_module
+from eagc_ops.training.engine import experiment as experiment_module
 from eagc_ops.training.engine.checkpoint import load_checkpoint
-from eagc_ops.training.engine.loop import Callback, Loop, resume, train
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.loop import Callback
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.methods import Rows, register
+from eagc_ops.training.runs import resume, train
 
 small_config = small_runs.small_config
 
@@ -58,13 +60,13 @@ class Spy(Callback):
     def __init__(self):
         self.before, self.applied, self.after = [], [], []
 
-    def before_update(self, loop, batch):
+    def before_update(self, loop, rows):
         self.before.append({name: value.clone() for name, value in loop.student.state().items()})
         self.applied.append(
             {name: p.grad.clone() for name, p in loop.student.named_parameters() if p.requires_grad}
         )
 
-    def after_update(self, loop, batch):
+    def after_update(self, loop, rows):
         self.after.append(loop.student.encoder.tail_state())
 
 
@@ -87,7 +89,7 @@ def overlap(old, new, k):
 
 @pytest.mark.parametrize(("eagc", "parameters"), [(True, "block"), (False, "block"), (True, "all")])
 def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
-    # Two trained blocks of which the last counts; no warm start and a strong anchor, so that z - z_hat shows; a running mean energy
+    # Two trained blocks of which the last counts; no warm start and a strong anchor, so that z - z_ref shows; a running mean energy
     switches = {
         "trainable_blocks": 2,
         "warm_start": False,
@@ -111,7 +113,7 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
     found = measured(tmp_path / "run")
     assert [(line["step"], line["position"]) for line in found] == [(1, 0), (4, 3), (7, 6)]
 
-    built = Loop(config)
+    built = Experiment(config)
     encoder, method, known = built.student.encoder, built.student.method, built.data.known
     if eagc:
         (file,) = (tmp_path / "references").glob("reference*")
@@ -131,7 +133,7 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
 
     def forward(batch, images, at):
         """(tokens, z, loss) of a batch that holds these images alone."""
-        mask = batch.labelled[images].repeat(2)
+        mask = batch.mask[images].repeat(2)
         tokens = encoder.trunk(torch.cat([view[images] for view in batch.views]))
         z = encoder.student(tokens)
         label = torch.where(mask, batch.label[images].repeat(2), -1)
@@ -146,7 +148,7 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
         at = line["position"]
         built.student.load(spy.before[at])
         batch = batches[at]
-        mask = batch.labelled.repeat(2)
+        mask = batch.mask.repeat(2)
         tokens, z, loss = forward(batch, list(range(8)), at)
         applied = flat([spy.applied[at][name] for name in names])
         g_L = of_parameters(loss.supervised)
@@ -167,7 +169,7 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
             assert abs(line["gdc_release"] - line["gdc_clean"]) > 1e-3
 
         # Mixed gradients: the batch is made anew of fewer images
-        labelled = batch.labelled.tolist()
+        labelled = batch.mask.tolist()
         is_known = [truth[i] < known for i in batch.uq_idx.tolist()]
         added = {
             "labelled": [i for i in range(8) if labelled[i]],
@@ -267,7 +269,7 @@ def test_the_truth_of_unlabelled_images_reaches_no_weight(data, tmp_path, monkey
         return replace(found, unlabelled=part)
 
     train(config, tmp_path / "true")
-    monkeypatch.setattr(loop_module, "open_data", changed_about)
+    monkeypatch.setattr(experiment_module, "open_data", changed_about)
     train(config, tmp_path / "changed")
     a, b = (load_checkpoint(tmp_path / name / "last.safetensors")[0] for name in ("true", "changed"))
     assert all(torch.equal(a[key], b[key]) for key in a)
@@ -324,7 +326,7 @@ def test_prompts_are_measured_with_what_they_do_to_the_pixels(data, tmp_path):
     trains_a_block = [False, False, True, True, True, False, False]
     for name in ("gdc_clean", "gdc_release", "rho_grad", "cos_all"):
         assert [line[name] is not None for line in lines] == trains_a_block, name
-    built = Loop(config)  # with the weights after the last step
+    built = Experiment(config)  # with the weights after the last step
     built.student.load(load_checkpoint(tmp_path / "run" / "last.safetensors")[0])
     built.student.eval()
     (old, _), (unlabelled, label) = built.features.labelled(), built.features.unlabelled()
@@ -361,7 +363,7 @@ def test_diagnosis_begins_when_a_run_is_resumed(data, tmp_path):
     result = train(config, tmp_path / "whole")
 
     class Stop(Callback):
-        def before_update(self, loop, batch):
+        def before_update(self, loop, rows):
             if loop.step == 9:
                 raise KeyboardInterrupt
 

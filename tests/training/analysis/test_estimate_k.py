@@ -23,8 +23,9 @@ from eagc_ops.training.config import (
 )
 from eagc_ops.training.data import open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint
-from eagc_ops.training.engine.loop import Loop, resume, train
+from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.runs import resume, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
 
@@ -142,7 +143,7 @@ def test_the_command_uses_the_given_split(data, capsys, monkeypatch):
     found = open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
     assert torch.equal(label, torch.cat([found.labelled.labels, torch.full((42,), -1)]))
     assert features.shape == (60, 96)
-    built = Loop(small_runs.small_config(data))
+    built = Experiment(small_runs.small_config(data))
     with torch.no_grad():
         torch.testing.assert_close(
             features[20], built.student.encoder.vit(found.test_transform(found.merged[20][0])[None])[0]
@@ -185,7 +186,7 @@ def test_k_is_a_number_or_the_word_estimate():
 
 @pytest.mark.parametrize("method", ["simgcd", "selex"])
 def test_heads_and_clusters_have_the_given_number(data, method):
-    built = Loop(
+    built = Experiment(
         small_runs.small_config(data, method, k=9, **({"embedding_dim": 16} if method == "selex" else {}))
     )
     head = built.student.method
@@ -198,22 +199,22 @@ def test_heads_and_clusters_have_the_given_number(data, method):
             predicted = head.predict(built.features)
         assert predicted.max() == 8
     with pytest.raises(ConfigError, match="k=2: 3 classes are known already"):
-        Loop(small_runs.small_config(data, method, k=2))
+        Experiment(small_runs.small_config(data, method, k=2))
 
 
 def test_an_estimate_is_made_once_and_kept(data, tmp_path, monkeypatch):
     config = small_runs.small_config(data, k="estimate", epochs=1)
     with pytest.raises(ConfigError, match="k='estimate' is made a number by train"):
-        Loop(config)
+        Experiment(config)
     train(config, tmp_path / "run")
     folder = RunFolder.open(tmp_path / "run")
     k = folder.config.k
-    record = folder.facts["k_estimate"]
-    assert record["k"] == k == folder.facts["classes"]
+    record = folder.facts.k_estimate
+    assert record["k"] == k == folder.facts.classes
     assert record["tried"][str(k)] == record["accuracy"]
     assert load_checkpoint(folder.last)[0]["method.classifier.weight"].shape[0] == k
-    built = Loop(small_runs.small_config(data))
+    built = Experiment(small_runs.small_config(data))
     assert estimate_k(*module.all_features(built.student.encoder, built.batches), 3).k == k
     (tmp_path / "run" / "result.json").unlink()
-    monkeypatch.setattr("eagc_ops.training.engine.loop.estimate_k", None)  # a resumed run does not look again
+    monkeypatch.setattr("eagc_ops.training.runs.estimate_k", None)  # a resumed run does not look again
     resume(tmp_path / "run")

@@ -121,7 +121,7 @@ def test_draws_and_views_are_functions_of_their_key(photos):
         assert (label, uq_idx, labelled) == (
             int(batch.label[row]),
             int(batch.uq_idx[row]),
-            bool(batch.labelled[row]),
+            bool(batch.mask[row]),
         )
         for v in range(3):
             torch.manual_seed(seed_of(seed, epoch, position, v))
@@ -214,7 +214,7 @@ def test_reference_loader_visits_every_labelled_image_once(digits):
         assert len(batches[-1].label) == 450 - 14 * 32  # the last partial batch is kept
         orders.append(torch.cat([b.uq_idx for b in batches]).tolist())
         assert sorted(orders[-1]) == sorted(digits.labelled.uq_idx.tolist())
-        assert all(b.labelled.all() and len(b.views) == 2 and int(b.label.max()) < 5 for b in batches)
+        assert all(b.mask.all() and len(b.views) == 2 and int(b.label.max()) < 5 for b in batches)
     assert orders[0] != orders[1]
     with pytest.raises(
         TypeError
@@ -236,7 +236,7 @@ def test_sequential_loaders(digits, which):
         assert torch.equal(torch.cat([b.uq_idx for b in batches]), part.uq_idx)
         assert torch.equal(torch.cat([b.label for b in batches]), part.labels)
         assert torch.equal(
-            torch.cat([b.labelled for b in batches]), torch.full((len(part),), which == "labelled")
+            torch.cat([b.mask for b in batches]), torch.full((len(part),), which == "labelled")
         )
         expected = torch.stack([digits.test_transform(part[i][0]) for i in range(len(part))])
         assert torch.equal(torch.cat([b.views[0] for b in batches]), expected)

@@ -11,11 +11,13 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 import small_runs
 import torch
+from run_facts import some_facts
 
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.engine import jobs
 from eagc_ops.training.engine.jobs import Job, default_jobs, run_jobs, unfinished
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.runs import run_job
 
 
 def config(data, **switches):
@@ -28,7 +30,7 @@ def test_several_processes_in_order_and_a_failure(data, tmp_path):
         config(data, lambda_a=0.0), tmp_path / "second", {}, after=(first.folder,)
     )  # uses the first one's reference model
     broken = Job(config(data, trainable_blocks=9), tmp_path / "broken", {})
-    ended = list(run_jobs([first, second, broken], at_a_time=2))
+    ended = list(run_jobs([first, second, broken], 2, run_job))
     results = {job.folder.name: result for job, result in ended}
     assert list(results).index("first") < list(results).index("second")
     assert isinstance(results["broken"], ConfigError)
@@ -43,9 +45,7 @@ def test_several_processes_in_order_and_a_failure(data, tmp_path):
     moved = first._replace(config=first.config.replace(workers=3, root="elsewhere", log_every=1))
     assert unfinished([moved]) == []  # settings of the machine are no part of a run
     facts = RunFolder.open(first.folder).facts
-    assert (
-        unfinished([first._replace(facts={"trunk": facts["trunk"], "split_hash": facts["split_hash"]})]) == []
-    )
+    assert unfinished([first._replace(facts={"trunk": facts.trunk, "split_hash": facts.split_hash})]) == []
     for other in (
         first._replace(config=first.config.replace(lambda_p=0.1)),
         first._replace(facts={"trunk": "of other weights"}),
@@ -67,12 +67,12 @@ def test_a_killed_process_fails_its_jobs_and_nothing_hangs(data, tmp_path):
     pair.append(Job(config(data, eagc=False, seed=2), tmp_path / "seed2", {}, after=(pair[0].folder,)))
     thread = threading.Thread(target=kill_one)
     thread.start()
-    ended = {job.folder: result for job, result in run_jobs(pair, at_a_time=2)}
+    ended = {job.folder: result for job, result in run_jobs(pair, 2, run_job)}
     thread.join()
     assert ended.keys() == {job.folder for job in pair}
     failed = [job for job in pair if isinstance(ended[job.folder], BrokenProcessPool)]
     assert failed and unfinished(pair) == failed  # a short run may have ended before the kill
-    assert [result["last"]["epoch"] for _, result in run_jobs(failed, at_a_time=1)] == [0] * len(
+    assert [result["last"]["epoch"] for _, result in run_jobs(failed, 1, run_job)] == [0] * len(
         failed
     )  # begun or not, they go on
     assert unfinished(pair) == []
@@ -85,16 +85,16 @@ def test_in_one_process_a_failure_does_not_stop_the_others(data, tmp_path):
         Job(config(data, trainable_blocks=9), tmp_path / "bad", {}),
         Job(config(data, eagc=False), tmp_path / "good", {}),
     ]
-    (_, bad), (_, good) = run_jobs(pair, at_a_time=1)
+    (_, bad), (_, good) = run_jobs(pair, 1, run_job)
     assert isinstance(bad, ConfigError)
     assert good["last"]["epoch"] == 0
 
 
 def test_an_estimated_k_is_the_run_that_asked_for_it(tmp_path, data):
     asked = config(data, k="estimate")
-    RunFolder.create(tmp_path / "run", asked.replace(k=6), {"k_estimate": {"k": 6}})
+    RunFolder.create(tmp_path / "run", asked.replace(k=6), some_facts(k_estimate={"k": 6}))
     assert [job.folder.name for job in unfinished([Job(asked, tmp_path / "run", {})])] == ["run"]
-    RunFolder.create(tmp_path / "given", asked.replace(k=6), {})
+    RunFolder.create(tmp_path / "given", asked.replace(k=6), some_facts())
     with pytest.raises(ConfigError, match="other settings"):
         unfinished([Job(asked, tmp_path / "given", {})])
 

@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.data import Draw, KeyedViews, draw_key, open_data
-from eagc_ops.training.engine import loop as loop_module
+from eagc_ops.training.engine import experiment as experiment_module
 from eagc_ops.training.engine.checkpoint import load_checkpoint
-from eagc_ops.training.engine.loop import Callback, Loop, evaluate, resume, train
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.loop import Callback
 from eagc_ops.training.methods import METHODS, Problem, Rows, register, selex
 from eagc_ops.training.methods.clustering import Clusters
 from eagc_ops.training.methods.selex import (
@@ -30,6 +31,7 @@ from eagc_ops.training.methods.selex import (
     soft_info_nce,
     soft_targets,
 )
+from eagc_ops.training.runs import evaluate, resume, train
 
 DATASETS = ("cub", "scars", "aircraft", "cifar100", "imagenet100", "herbarium19")
 IMAGES = 6
@@ -321,7 +323,7 @@ def test_total_loss_is_the_published_sum():
     clusters = method.clusters[:, rows.uq_idx].tolist()
     radius = [[method.radii[i, c].item() for c in level] for i, level in enumerate(clusters)]
     far = loop_far(z.tolist(), radius)  # no MLP head: the features themselves, not normalised
-    labelled = [i for i in range(ROWS) if rows.labelled[i]]
+    labelled = [i for i in range(ROWS) if rows.mask[i]]
     everyone = list(range(ROWS))
     expertise = loop_sup_con(f, rows.label.tolist(), labelled)
     for i, dims in enumerate((20, 10, 5)):  # slices that are not normalised again
@@ -394,7 +396,7 @@ def test_head():
 def test_weight_decay_on_every_tensor():
     method, encoder = make(head_lr=1.0), torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.LayerNorm(4))
     encoder[0].weight.requires_grad_(False)
-    (sgd,) = method.optimisers(encoder)
+    (sgd,) = method.optimizers(encoder)
     found = {
         (group["lr"], group["initial_lr"], group["weight_decay"], p)
         for group in sgd.param_groups
@@ -462,7 +464,7 @@ def first_digits(monkeypatch):
             part.uq_idx, part.labels = part.uq_idx[part.uq_idx < 450], part.labels[part.uq_idx < 450]
         return dataclasses.replace(data, **parts)
 
-    monkeypatch.setattr(loop_module, "open_data", open_some)
+    monkeypatch.setattr(experiment_module, "open_data", open_some)
 
 
 def digits(**switches):
@@ -489,7 +491,7 @@ class StopAt(Callback):
     def __init__(self, updates):
         self.left = updates
 
-    def after_update(self, loop, batch):
+    def after_update(self, loop, rows):
         self.left -= 1
         if self.left == 0:
             raise Stop
@@ -517,7 +519,7 @@ def test_two_epochs_on_digits_stopped_and_resumed_to_the_same_bytes(tmp_path, ea
     assert clusters.shape == (3, 450)
     assert clusters.min() >= 0  # every image has a cluster at every level
     assert [len(level.unique()) for level in clusters] == [10, 4, 2]
-    built = Loop(config)
+    built = Experiment(config)
     assert torch.equal(clusters[0, built.data.labelled.uq_idx], built.data.labelled.labels)
     start, lines = built.student.state(), (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
     assert (
@@ -531,7 +533,7 @@ def test_two_epochs_on_digits_stopped_and_resumed_to_the_same_bytes(tmp_path, ea
 
 
 def test_the_first_augmented_view_of_every_image_in_order():
-    built = Loop(digits(eagc=False))
+    built = Experiment(digits(eagc=False))
     built.student.eval()
     data = built.data
     z, label, uq_idx = built.features.augmented(3)

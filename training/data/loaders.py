@@ -221,7 +221,7 @@ class TrainLoader:
         for _ in draws:
             if self._loader.num_workers and self._sampler.draws is not draws:
                 raise RuntimeError(
-                    "a different epoch of this loader was started; with workers only the last one can be iterated"
+                    "another epoch of this loader was started; with workers only the last one can be iterated"
                 )
             yield next(batches)
 

@@ -61,7 +61,10 @@ def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: An
 
 
 def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accuracy:
-    """All / Old / New on the unlabelled set with a run's "last" or "best" weights. `changes` as in `resume`."""
+    """All / Old / New on the unlabelled set with a run's "last" or "best" weights.
+
+    `changes` as in `resume`.
+    """
     folder = RunFolder.open(output)
     if which not in ("last", "best"):
         raise ConfigError(f"which={which!r}: choose from last, best")
@@ -72,7 +75,10 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
 
 
 def run_job(job: Job) -> dict[str, Any]:
-    """Train the run of a job, or continue it. A top-level function, so that spawned processes can be given it."""
+    """Train the run of a job, or continue it.
+
+    A top-level function, so that spawned processes can be given it.
+    """
     config, folder = job.config, job.folder
     if (folder / "run.json").exists():
         return resume(folder, **{name: getattr(config, name) for name in MACHINE if hasattr(config, name)})

@@ -1,9 +1,10 @@
-"""Small runs on real image files, shared by the tests of the loop, and a script that starts some of them to be killed.
+"""Small runs on real image files, and a script that starts some of them to be killed.
 
     python small_runs.py SCENARIOS.json
 
-forks one process per scenario, {"config": {...}, "output": folder, "kill": [where, count] or null, "world": n}, after the imports are
-done, and prints the exit codes. The killing is patched in from here; the package knows nothing of it.
+forks one process per scenario after the imports are done, and prints the exit codes. A scenario is
+{"config": {...}, "output": folder, "kill": [where, count] or null, "world": n}. The killing is patched in
+from here; the package knows nothing of it.
 """
 
 import json
@@ -30,7 +31,7 @@ from eagc_ops.training.models.backbones import load_backbone
 
 
 class SmallHead:
-    """A small projector, whose outputs are not near 0 at the start: the loop is tested, not the size of a head."""
+    """A small projector, whose outputs are not near 0 at the start."""
 
     def __init__(self, config, problem):
         super().__init__(config, problem)
@@ -56,7 +57,7 @@ class SmallSPTNet(SmallHead, SPTNet):
 
 @register("noisy")
 class Noisy(Small):
-    """Draws from the global generator in every forward, and keeps something computed from features at the start of an epoch."""
+    """Draws from the global generator in every forward, and keeps a number that `start_epoch` computed."""
 
     def __init__(self, config, problem):
         super().__init__(config, problem)
@@ -71,8 +72,11 @@ class Noisy(Small):
 
 
 def write_files(root: Path) -> dict[str, str]:
-    """5 classes x 12 images, 3 classes known: 18 labelled and 42 unlabelled images; and weights under which images differ (a ViT's usual
-    random start makes them all alike). Returns the settings that name the files."""
+    """Write 5 classes x 12 images, 3 classes known: 18 labelled and 42 unlabelled images; and weights.
+
+    Under these weights images differ (a ViT's usual random start makes them all alike). Returns the settings
+    that name the files.
+    """
     random = np.random.RandomState(0)
     for c in range(5):
         (root / "images" / f"class{c}").mkdir(parents=True)
@@ -128,8 +132,10 @@ def published(method: str, preset: str, field: str) -> list:
 
 
 def kill_at(where: str, count: int) -> None:
-    """Make this process kill itself at the count-th update, half-way through the count-th write of a checkpoint, or just before the
-    count-th checkpoint gets its name."""
+    """Make this process kill itself at the count-th time that it gets to `where`.
+
+    That is an update, half-way through the write of a checkpoint, or just before a checkpoint gets its name.
+    """
 
     def counted(name, function, before):
         calls = [0]

@@ -1,4 +1,4 @@
-"""Clustering accuracy on the unlabelled set: one optimal matching of clusters to classes, then All / Old / New."""
+"""Clustering accuracy on the unlabelled set: one optimal matching of clusters to classes; All, Old, New."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ __all__ = ["Accuracy", "accuracy", "accuracy_per_class"]
 
 
 class Accuracy(NamedTuple):
-    """Shares in [0, 1]. `old` counts images whose true class is known, `new` the others; NaN where there is none."""
+    """Shares in [0, 1].
+
+    `old` counts images whose true class is known, `new` the others; NaN where there is none.
+    """
 
     all: float
     old: float
@@ -20,10 +23,12 @@ class Accuracy(NamedTuple):
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
-    """Accuracy "v2", which papers report. `predictions` and re-indexed `labels`: (N,) integers (arrays, CPU tensors).
+    """Accuracy "v2", which papers report.
 
-    There is one matching over all images: a cluster matched to a new class earns nothing for an old one. With U split
-    into old and new by true class, |U| all = |U_old| old + |U_new| new.
+    `predictions` and re-indexed `labels`: (N,) integers (arrays, CPU tensors).
+
+    There is one matching over all images: a cluster matched to a new class earns nothing for an old one. With
+    U split into old and new by true class, |U| all = |U_old| old + |U_new| new.
 
     >>> accuracy([0] * 10, [0] * 6 + [1] * 4, known=1)
     Accuracy(all=0.6, old=1.0, new=0.0)

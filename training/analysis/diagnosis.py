@@ -7,33 +7,35 @@ Gradients are those of a step's batch before its update, over the trained parame
     GDC = 1 - cos(g_L, g)
         gdc_clean      g_L: the gradient of L_sup, without the operator
                        g: the gradient that is applied, AGA and EEP included
-        gdc_release    the operator acts in both, as in the released code: both then hold the same alignment term,
-                       which pulls them together. (That code uses the tau of the previous batch, we that of this one.)
-    cos(g_L, g_rows), appendix C.5. g_rows is the gradient of the method's whole loss, L_sup + L_unsup, of some rows
-    of the batch alone, as if it held no others; g_L as in gdc_clean, on the whole batch; no operator
+        gdc_release    the operator acts in both, as in the released code: both then hold the same alignment
+                       term, which pulls them together. (That code uses the tau of the previous batch; here it
+                       is the tau of this batch.)
+    cos(g_L, g_rows), appendix C.5. g_rows is the gradient of the method's whole loss, L_sup + L_unsup, of
+    some rows of the batch alone, as if it held no others; g_L as in gdc_clean, on the whole batch; no
+    operator
         cos_labelled   labelled rows
         cos_known      labelled rows and unlabelled rows of known classes
         cos_novel      labelled rows and unlabelled rows of novel classes
         cos_all        all rows
-                       (me-max asks for all K classes in a batch, which alone gives rows without novel classes a
-                       gradient)
-    rho_grad           sum of |dL/dz_i| over rows of known classes, labelled ones included, as a share of the sum over
-                       all rows; L as above, dL/dz before the operator. `known_rows` is the share of these rows: it
-                       equals rho_grad when all rows pull alike
+                       (me-max asks for all K classes in a batch, which alone gives rows without novel classes
+                       a gradient)
+    rho_grad           sum of |dL/dz_i| over rows of known classes, labelled ones included, as a share of the
+                       sum over all rows; L as above, dL/dz before the operator. `known_rows` is the share of
+                       these rows: it equals rho_grad when all rows pull alike
 
-Features are those of whole sets under the test transform, after the update: Z_old of labelled images, Z_new of
-unlabelled images of novel classes
+Features are those of whole sets under the test transform, after the update: Z_old of labelled images, Z_new
+of unlabelled images of novel classes
 
     SOC = |Z_new P_old|^2 / |Z_new|^2, P_old: the k leading directions of Z_old
         soc_release    unit-norm rows centred on the mean of Z_old
         soc_paper      raw features
     rho_in             sum_i z_i S z_i^T / sum_i |z_i|^2 over Z_new, S: the conceptor of Z_old, with the run's
-                       aperture. S is fitted anew to the current features, also in runs with EAGC (whose own S is that
-                       of the reference model), so that runs can be compared
+                       aperture. S is fitted anew to the current features, also in runs with EAGC (whose own S
+                       is that of the reference model), so that runs can be compared
 
-An alignment loss (`alignment`) counts as part of the operator: it is in the applied gradient and in gdc_release, and
-in nothing else. Without EAGC both GDCs are one number. Known and novel classes are told apart by the true labels,
-which are used here and reach no loss.
+An alignment loss (`alignment`) counts as part of the operator: it is in the applied gradient and in
+gdc_release, and in nothing else. Without EAGC both GDCs are one number. Known and novel classes are told
+apart by the true labels, which are used here and reach no loss.
 """
 
 from __future__ import annotations
@@ -83,11 +85,11 @@ KEPT_BYTES = 8 << 30
 
 
 class Diagnose(Callback):
-    """Measures at optimizer steps 0, every, 2 * every, ... and writes lines of kind "diagnosis" to metrics.jsonl.
+    """Measures every few optimizer steps, from step 0 on, and writes "diagnosis" lines to metrics.jsonl.
 
-    A line holds the measures, and the seconds that measuring took (they are part of the seconds of the epoch). A
-    measure is None where it does not exist: no labelled row in the batch, no row that cos_known or cos_novel would
-    add, a phase that trains no block, no image of a novel class.
+    A line holds the measures, and the seconds that measuring took (they are part of the seconds of the
+    epoch). A measure is None where it does not exist: no labelled row in the batch, no row that cos_known or
+    cos_novel would add, a phase that trains no block, no image of a novel class.
 
     Args:
         every: steps between two measurements.
@@ -146,7 +148,7 @@ class Diagnose(Callback):
         return loop.step % self.every == 0 and (self.steps is None or loop.step < self.steps)
 
 
-# Gradients -------------------------------------------------------------------------------------------------------
+# Gradients --------------------------------------------------------------------------------------------------
 
 
 def gradient_measures(loop: Loop, rows: Rows, parameters: list[nn.Parameter]) -> dict[str, float]:
@@ -194,7 +196,7 @@ def gradient_measures(loop: Loop, rows: Rows, parameters: list[nn.Parameter]) ->
 
 
 def loss_of_rows(student: Student, h: tuple[Tensor, ...], rows: Rows, chosen: Tensor) -> Loss:
-    """The method's loss as if the batch held the `chosen` (n,) rows alone; the views of an image are chosen together."""
+    """The method's loss as if the batch held the `chosen` (n,) rows alone; an image's views go together."""
     columns = {name: getattr(rows, name)[chosen] for name in ("label", "mask", "uq_idx")}
     with torch.autocast(chosen.device.type, enabled=False), _buffers_put_back(student):
         return student.method.loss(tuple(output[chosen] for output in h), rows._replace(**columns))
@@ -218,8 +220,8 @@ def _cosine(supervised: Tensor, other: Tensor) -> float:
 def _as_in_the_step(loop: Loop, operator: bool) -> Iterator[None]:
     """Heads and losses repeat the draws of the step, and leave nothing behind.
 
-    Buffers and the coordinator's records are put back. `operator=False` takes out the coordinator meanwhile, and the
-    loss that stands in for its anchor term.
+    Buffers and the coordinator's records are put back. `operator=False` takes out the coordinator meanwhile,
+    and the loss that stands in for its anchor term.
     """
     student, experiment = loop.student, loop.experiment
     eagc, alignment = student.eagc, student.alignment
@@ -254,15 +256,15 @@ def _buffers_put_back(module: nn.Module) -> Iterator[None]:
                 value.copy_(before[name])
 
 
-# Features --------------------------------------------------------------------------------------------------------
+# Features ---------------------------------------------------------------------------------------------------
 
 
 class WholeSets:
     """Labelled images, and unlabelled ones of novel classes, under the test transform.
 
-    The frozen trunk's tokens of these images are the same at every step: they are computed once and kept in memory,
-    up to `KEPT_BYTES`. They are not kept if a trunk cache has them, nor for a method whose inputs change the pixels
-    (SPTNet's prompts).
+    The frozen trunk's tokens of these images are the same at every step: they are computed once and kept in
+    memory, up to `KEPT_BYTES`. They are not kept if a trunk cache has them, nor for a method whose inputs
+    change the pixels (SPTNet's prompts).
     """
 
     def __init__(self, experiment: Experiment) -> None:

@@ -1,7 +1,7 @@
-"""Estimate the number of classes K as GCD does: by the k-means that agrees best with the labels of labelled images.
+"""Estimate the number of classes K as GCD does: by the k-means that agrees best with the known labels.
 
-Features are those of the pretrained backbone; the labelled images are those of the data set's own split (SSB where it
-has one).
+Features are those of the pretrained backbone; the labelled images are those of the data set's own split (SSB
+where it has one).
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def estimate_k(
 ) -> Estimate:
     """The number of classes in `features` (N, D), known and novel together.
 
-    A candidate K is judged by k-means on all rows (scikit-learn, `restarts` times, random_state 0): the accuracy of
-    the labelled rows under the best matching of clusters to classes. Rows are normalised here.
+    A candidate K is judged by k-means on all rows (scikit-learn, `restarts` times, random_state 0): the
+    accuracy of the labelled rows under the best matching of clusters to classes. Rows are normalised here.
 
     Args:
         label: (N,) int64, class of the labelled rows in 0 .. known - 1, -1 on the others.
         known: number of known classes.
-        search: "brent", scipy's bounded search on int(x), or "bisection". Neither tries every K, and the accuracy is
-            no smooth function of K: both find a good K, which need not be the best.
+        search: "brent", scipy's bounded search on int(x), or "bisection". Neither tries every K, and the
+            accuracy is no smooth function of K: both find a good K, which need not be the best.
         largest: end of the searched range known .. largest, or the number of rows if that is smaller.
         restarts: of every k-means.
         progress: show a bar.
@@ -106,7 +106,7 @@ SEARCHES = {"brent": _brent, "bisection": _bisection}
 
 @torch.no_grad()
 def all_features(encoder: AnchoredEncoder, batches: Batches) -> tuple[Tensor, Tensor]:
-    """z (N, D) of labelled, then unlabelled images under the test transform, and their label (N,), -1 if unlabelled."""
+    """z (N, D) of labelled, then unlabelled images (test transform), and label (N,), -1 if unlabelled."""
     device, z, label = next(encoder.parameters()).device, [], []
     for part in (batches.labelled(), batches.unlabelled()):
         for batch in part:

@@ -51,7 +51,7 @@ def batches(
     world: int,
     main: bool,
 ) -> Batches:
-    """The batches of rank `rank` of `world` processes; `main` shows a progress bar while a trunk cache is built."""
+    """The batches of one process of `world`; `main` shows a bar while a trunk cache is built."""
     draws = _Draws(data, config, weighting, rank, world)
     if config.trunk_cache is None:
         return _from_pixels(draws)

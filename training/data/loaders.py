@@ -1,8 +1,8 @@
 """Batches. Every random draw is keyed, so that workers, ranks and resuming cannot change it.
 
-The images of an epoch are drawn by a generator seeded with (seed, epoch); view v of the draw at a position of the epoch is
-augmented by one seeded with (seed, epoch, position, v). No draw depends on what was drawn before, and the global
-generators of the process are left as they were.
+The images of an epoch are drawn by a generator seeded with (seed, epoch); view v of the draw at a position of
+the epoch is augmented by one seeded with (seed, epoch, position, v). No draw depends on what was drawn
+before, and the global generators of the process are left as they were.
 """
 
 from __future__ import annotations
@@ -152,7 +152,7 @@ class KeyedViews(Dataset):
 
 
 class TrainLoader:
-    """`len(loader)` steps per epoch; `loader.epoch(e, start=k)` iterates over the batches of epoch e from batch k on.
+    """`len(loader)` steps per epoch; `loader.epoch(e, start=k)` iterates from batch k of epoch e on.
 
     Worker processes live as long as the loader, so with workers only the epoch started last can be iterated.
     """
@@ -174,8 +174,8 @@ class TrainLoader:
             raise ValueError(f"rank must lie in 0 .. world - 1, got rank={rank}, world={world}")
         if batch_size < 1 or batch_size % world:
             raise ValueError(
-                f"batch_size counts the images of all ranks and must be a positive multiple of world={world}, "
-                f"got {batch_size}"
+                "batch_size counts the images of all ranks and must be a positive multiple of "
+                f"world={world}, got {batch_size}"
             )
         if drop_last and size < batch_size:
             raise ValueError(
@@ -227,7 +227,10 @@ class TrainLoader:
 
 
 class SequentialLoader(TrainLoader):
-    """Items `order` of the merged set in one view by the test transform. It can be iterated as often as needed."""
+    """Items `order` of the merged set in one view by the test transform.
+
+    It can be iterated as often as needed.
+    """
 
     def __init__(self, data: GCDData, order: Tensor, batch_size: int, workers: int) -> None:
         fetch = KeyedViews(data.merged, data.test_transform, 1, 0)

@@ -1,9 +1,12 @@
-"""Trunk tokens of V augmented views, and of the test view, of every image, on disk: training then never runs the trunk.
+"""Trunk tokens of V augmented views and the test view of every image, on disk.
 
-A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of `data.merged` whose last view is the test view, and
-`cache.json`: what the tokens were made of, and how many images are done. The record is replaced only after the tokens it counts
-are on the disk, so a build that was killed goes on where the record ends. Everything is written at its place, never appended:
-two builds of one cache at the same time write the same bytes.
+Training from them never runs the trunk.
+
+A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of `data.merged` whose last view
+is the test view, and `cache.json`: what the tokens were made of, and how many images are done. The record is
+replaced only after the tokens it counts are on the disk, so a build that was killed goes on where the record
+ends. Everything is written at its place, never appended: two builds of one cache at the same time write the
+same bytes.
 """
 
 from __future__ import annotations
@@ -40,10 +43,13 @@ def trunk_cache(
     workers: int = 0,
     progress: bool = True,
 ) -> TrunkCache:
-    """Open the cache in `directory`. The missing part is built first: its size is printed, then a progress bar.
+    """Open the cache in `directory`.
+
+    The missing part is built first: its size is printed, then a progress bar.
 
     View v of image i is drawn with the key (seed, -1, i, v): no epoch of training has number -1. Runs of
-    different seeds can share a cache. A cache made of different weights, transforms, images or settings is refused.
+    different seeds can share a cache. A cache made of different weights, transforms, images or settings is
+    refused.
 
     Args:
         views: V, the augmented views of every image.
@@ -89,7 +95,7 @@ class TrunkCache:
         return self.made_of["images"]
 
     def tokens(self, index: int, view: int | None = None) -> Tensor:
-        """float32 (N, D): `encoder.trunk` of view `view` (None: the test view) of item `index` of `data.merged`."""
+        """float32 (N, D): `encoder.trunk` of a view (None: test view) of item `index` of `data.merged`."""
         if not 0 <= index < len(self) or not (view is None or 0 <= view < self.views):
             raise IndexError(
                 f"index={index}, view={view}: the cache holds images 0..{len(self) - 1}, "
@@ -135,7 +141,7 @@ class CachedViews(Dataset):
 
 
 class PixelViews(Dataset):
-    """The views of `CachedViews` in pixels: with them a run sees through the trunk the tokens of a cached run."""
+    """The views of `CachedViews` in pixels, for a run that is compared with a cached one."""
 
     def __init__(
         self, data: GCDData, available: int, *, seed: int = 0, views: int = 2, cache_seed: int = 0
@@ -234,7 +240,7 @@ def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
 
 
 def _write_record(directory: Path, made_of: dict[str, str | int], done: int) -> None:
-    # Not `eagc_ops.files.atomic_write`: processes that build one cache together need temporary files of their own.
+    # Not by `eagc_ops.files.atomic_write`: processes that build one cache together need different files.
     new = directory / f"cache.json.{os.getpid()}"
     with new.open("w") as file:
         json.dump({"done": done, "made of": made_of}, file, indent=1)

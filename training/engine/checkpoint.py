@@ -28,7 +28,10 @@ class CheckpointError(RuntimeError):
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Write `tensors` and the JSON-ready `state` to `path`. Until the new file is complete, the old one stays."""
+    """Write `tensors` and the JSON-ready `state` to `path`.
+
+    Until the new file is complete, the old one stays.
+    """
     # Cloned, because safetensors refuses tensors that share storage.
     stored = {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
     text = json.dumps(state, sort_keys=True, allow_nan=False)
@@ -41,7 +44,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a handle, not a dictionary)
+            names = list(file.keys())
+            tensors = {name: file.get_tensor(name) for name in names}
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist") from error
     except (SafetensorError, OSError) as error:
@@ -50,7 +54,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from error
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} is no checkpoint of this package (format {metadata.get('format')!r}, expected {FORMAT!r})"
+            f"{path} is no checkpoint of this package "
+            f"(format {metadata.get('format')!r}, expected {FORMAT!r})"
         )
     if metadata.get("sha256") != _digest(tensors, metadata.get("state", "")):
         raise CheckpointError(

@@ -1,8 +1,8 @@
 """An experiment: everything a configuration asks for, opened and ready, but not trained.
 
-`Experiment(config)` opens data, encoder, student, batches and features. `prepare` makes the parts of the algorithm
-that come before its loop: reference model, known-class subspace, coordinator. Everything random is keyed by the
-seed, so two experiments of one configuration are the same, bit for bit.
+`Experiment(config)` opens data, encoder, student, batches and features. `prepare` makes the parts of the
+algorithm that come before its loop: reference model, known-class subspace, coordinator. Everything random is
+keyed by the seed, so two experiments of one configuration are the same, bit for bit.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class Experiment:
 
     @functools.cached_property
     def starting_point(self) -> StartingPoint | None:
-        """The weights of a trained run that this one starts from; None: the pretrained backbone and new heads."""
+        """The trained run that this one starts from; None: it starts from the pretrained backbone."""
         return read_starting_point(self.student.method, self.facts)
 
     def identity(self) -> dict[str, Any]:
@@ -130,7 +130,10 @@ class Experiment:
         return {**self.config.recipe(), **self.facts.identity}
 
     def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and state of a checkpoint of this experiment. A checkpoint of a different one is refused."""
+        """Tensors and state of a checkpoint of this experiment.
+
+        A checkpoint of a different one is refused.
+        """
         tensors, state = load_checkpoint(path)
         ours, theirs = self.identity(), state.get("identity", {})
         differs = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
@@ -216,7 +219,8 @@ def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
             raise ConfigError(f"{name}={blocks}: {config.backbone} has only {depth} blocks")
     if config.subspace == "pca" and config.pca_k > (most := min(vit.embed_dim, len(data.labelled))):
         raise ConfigError(
-            f"pca_k={config.pca_k}: {len(data.labelled)} labelled images and D={vit.embed_dim} allow at most {most}"
+            f"pca_k={config.pca_k}: {len(data.labelled)} labelled images and D={vit.embed_dim} "
+            f"allow at most {most}"
         )
     tail = max(config.trainable_blocks, config.blocks_of_reference)
     encoder = AnchoredEncoder(vit, depth - tail, cls_only=config.cls_only)

@@ -59,10 +59,10 @@ class RunFacts:
         missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
         unknown = [name for name in values if name not in names]
         if missing:
-            raise ConfigError(f"the facts lack {', '.join(missing)}; they were written by a different version")
+            raise ConfigError(f"the facts lack {', '.join(missing)}; a different version wrote them")
         if unknown:
             raise ConfigError(
-                f"the facts hold {', '.join(unknown)}, which this version does not know; "
-                "it was written by a different version: read it with that one"
+                f"the facts hold {', '.join(unknown)}, unknown here; "
+                "a different version wrote them: read them with that one"
             )
         return cls(**values)

@@ -24,7 +24,7 @@ class Job(NamedTuple):
 
     config: Config
     folder: Path
-    # Facts that the folder must agree in if it exists: "trunk" and "split_hash", which paths alone do not tell
+    # The "trunk" and "split_hash" of the run in the folder, if there is one: paths alone do not tell them
     facts: dict[str, Any]
     after: tuple[Path, ...] = ()  # folders of jobs, earlier in the list, that must be done first
 
@@ -35,7 +35,10 @@ def default_jobs(device: str = "auto") -> int:
 
 
 def unfinished(jobs: Sequence[Job], remedy: str = "choose another --output") -> list[Job]:
-    """The jobs that are not complete. A folder that holds a different run is an error, which ends in `remedy`."""
+    """The jobs that are not complete.
+
+    A folder that holds a different run is an error, which ends in `remedy`.
+    """
     return [job for job in jobs if not _finished(job, remedy)]
 
 
@@ -44,8 +47,8 @@ def run_jobs(
 ) -> Iterator[tuple[Job, dict[str, Any] | Exception]]:
     """Do the jobs in `at_a_time` processes (1: in this one), and give each with its result as it ends.
 
-    A run that failed gives its exception, and the others go on. On a machine with GPUs every process sees one of
-    them. `run` trains one job; other processes import it, so it must be a top-level function.
+    A run that failed gives its exception, and the others go on. On a machine with GPUs every process sees one
+    of them. `run` trains one job; other processes import it, so it must be a top-level function.
     """
     if at_a_time == 1 or len(jobs) < 2:
         for job in jobs:
@@ -102,8 +105,8 @@ def _gpus() -> list[str]:
 
 
 def _start_process(devices: SimpleQueue | None) -> None:
-    # One thread per process: on busy cores small products lose more in thread hand-overs than they gain, and the
-    # bits do not depend on the number of cores.
+    # One thread per process: on busy cores small products lose more in thread hand-overs than they gain, and
+    # the bits do not depend on the number of cores.
     torch.set_num_threads(1)
     if devices is not None:
         # Read when CUDA is first used, which has not happened yet.

@@ -1,7 +1,7 @@
 """The training loop: the epochs of GCD training with EAGC.
 
-Everything random is keyed by (seed, epoch, position), and the learning rate is a function of the epoch: a run that
-was killed and resumed, or that has more data workers, repeats itself bit for bit on a CPU (on a GPU with
+Everything random is keyed by (seed, epoch, position), and the learning rate is a function of the epoch: a run
+that was killed and resumed, or that has more data workers, repeats itself bit for bit on a CPU (on a GPU with
 `deterministic`).
 """
 
@@ -29,7 +29,8 @@ from eagc_ops.training.progress import bar as progress_bar
 __all__ = ["Callback", "Evaluation", "Loop", "RunWarning"]
 
 TAU_NEAR_ZERO, ALMOST_EVERY_ROW = 0.01, 0.95
-_PROGRESS = ("epoch", "position", "last", "best", "faults", "tau_near_zero")  # attributes that a checkpoint keeps
+# Attributes that a checkpoint keeps
+_PROGRESS = ("epoch", "position", "last", "best", "faults", "tau_near_zero")
 _OPTIMIZER = "optimiser."  # of names in checkpoints; the spelling of version 0.1, whose runs can be resumed
 
 
@@ -40,7 +41,8 @@ class RunWarning(UserWarning):
 class Evaluation(NamedTuple):
     """The student's predictions on the unlabelled set, judged."""
 
-    scores: Mapping[str, float]  # accuracies in [0, 1], NaN where there is no image; "all" decides the best epoch
+    # Accuracies in [0, 1], NaN where there is no image; "all" decides the best epoch
+    scores: Mapping[str, float]
     classes_predicted: int
 
 
@@ -90,7 +92,10 @@ class Loop:
         return self.epoch * self.steps_per_epoch + self.position
 
     def fit(self) -> dict[str, Any]:
-        """Train to the last epoch, from the folder's checkpoint if it has one. Returns the content of result.json."""
+        """Train to the last epoch, from the folder's checkpoint if it has one.
+
+        Returns the content of result.json.
+        """
         self._start()
         config, folder = self.config, self.folder
         total = config.epochs * self.steps_per_epoch
@@ -128,7 +133,7 @@ class Loop:
         self.model, *self.optimizers = experiment.accelerator.prepare(self.student, *self.optimizers)
         folder.start_logs(self.epoch, self.position, self.step + 1)
 
-    # Steps -------------------------------------------------------------------------------------------------------
+    # Steps --------------------------------------------------------------------------------------------------
 
     def _train_epoch(self, bar: tqdm) -> dict[str, float]:
         """The batches of one epoch, from `self.position` on. Returns their number and their seconds."""
@@ -231,7 +236,7 @@ class Loop:
         self.folder.log("step", self.step, line)
         bar.set_postfix(loss=f"{means['loss']:.3f}")
 
-    # After an epoch ----------------------------------------------------------------------------------------------
+    # After an epoch -----------------------------------------------------------------------------------------
 
     def _finish_epoch(self, bar: tqdm, timing: dict[str, float]) -> None:
         """Evaluate, keep the best weights, save the checkpoint."""
@@ -251,7 +256,8 @@ class Loop:
     def _find_faults(self, predicted: int) -> None:
         """Warn about a run that is of little use.
 
-        The number of classes counts at the end; tau also after the first epoch, when there is time left to stop.
+        The number of classes counts at the end; tau also after the first epoch, when there is time left to
+        stop.
         """
         first, end = self.epoch == 0, self.epoch == self.config.epochs - 1
         classes = self.experiment.facts.classes
@@ -263,17 +269,20 @@ class Loop:
         share = sum(self.tau_near_zero) / max(len(self.tau_near_zero), 1)
         if (first or end) and share > ALMOST_EVERY_ROW:
             self.faults.append(
-                f"tau is below {TAU_NEAR_ZERO} on {share:.1%} of the unlabelled rows, so EEP does next to nothing: "
-                "S is close to the identity for features of this scale; "
+                f"tau is below {TAU_NEAR_ZERO} on {share:.1%} of the unlabelled rows, "
+                "so EEP does next to nothing: S is close to the identity for features of this scale; "
                 f"try a smaller aperture (now {self.config.aperture})"
             )
         for message in self.faults if self.experiment.main else ():
             warnings.warn(message, RunWarning, stacklevel=2)
 
-    # Checkpoints -------------------------------------------------------------------------------------------------
+    # Checkpoints --------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self) -> None:
-        """Everything needed to go on. Draws are keyed and learning rates are functions: neither has a state."""
+        """Everything needed to go on.
+
+        Draws are keyed and learning rates are functions: neither has a state.
+        """
         if not self.experiment.main:
             return
         tensors = self.student.state()

@@ -1,4 +1,4 @@
-"""Encoders of small data sets: a small ViT pretrained without labels in a minute, and a check of its features.
+"""Encoders of small data sets: a ViT pretrained without labels in a minute, and a check of its features.
 
 A data set that comes with a package has no published backbone, and random weights would show nothing.
 """
@@ -25,7 +25,7 @@ from eagc_ops.training.methods.losses import info_nce
 from eagc_ops.training.models.backbones import load_backbone
 from eagc_ops.training.models.optimization import cosine
 
-__all__ = ["EPOCHS", "PretrainedEncoder", "affine", "knn_accuracy", "pretrain", "pretrained_encoder", "with_encoder"]
+__all__ = ["EPOCHS", "PretrainedEncoder", "pretrained_encoder", "with_encoder"]
 
 BACKBONE = {"digits": "vit_digits"}  # by data set, the backbone that is pretrained on it
 EPOCHS = 10
@@ -71,7 +71,7 @@ class PretrainedEncoder(NamedTuple):
 
 
 def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = print) -> Config:
-    """The configuration with the pretrained encoder in `folder` as its weights, which is made first if needed.
+    """The configuration with the pretrained encoder in `folder` as its weights; it is made if needed.
 
     A configuration whose data set has no such encoder, or with a different backbone, is returned unchanged.
     """
@@ -88,7 +88,7 @@ def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = p
 
 
 def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEncoder:
-    """The encoder in `file`. If the file is not there, it is pretrained on all images of `data` first, and judged."""
+    """The encoder in `file`; without that file it is pretrained on all images of `data`, and judged."""
     key = {**PRETRAINING, "epochs": epochs, "images": [len(data.merged), data.channels, data.image_size]}
     # One of several processes makes it, and the others wait; if that one dies, the launcher ends them.
     while not file.exists() and os.environ.get("LOCAL_RANK", "0") != "0":
@@ -109,17 +109,15 @@ def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEnco
         accuracy = knn_accuracy(vit(pixels), label)
         raw_accuracy = knn_accuracy(pixels.flatten(1), label)
     file.parent.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(
-        file, vit.state_dict(), {"key": key, "accuracy": accuracy, "raw_accuracy": raw_accuracy}
-    )
+    save_checkpoint(file, vit.state_dict(), {"key": key, "accuracy": accuracy, "raw_accuracy": raw_accuracy})
     return PretrainedEncoder(file, epochs, seconds, accuracy, raw_accuracy)
 
 
 def pretrain(pixels: Tensor, epochs: int) -> nn.Module:
     """A small ViT for `pixels` (N, C, S, S).
 
-    It learns to tell images apart under small affine changes (InfoNCE), and to redraw the unchanged image from its
-    CLS token.
+    It learns to tell images apart under small affine changes (InfoNCE), and to redraw the unchanged image
+    from its CLS token.
     """
     size, settings = pixels.shape[-1], PRETRAINING
     with torch.random.fork_rng(devices=[]):
@@ -154,7 +152,7 @@ def pretrain(pixels: Tensor, epochs: int) -> nn.Module:
 
 
 def affine(images: Tensor, most: float = 0.1) -> Tensor:
-    """Images (N, C, H, W), each rotated by up to 10 degrees, and scaled, sheared and shifted by up to a tenth."""
+    """Images (N, C, H, W), each rotated by up to 10 degrees, scaled, sheared and shifted by up to a tenth."""
 
     def uniform(limit: float) -> Tensor:
         return (2 * torch.rand(len(images)) - 1) * limit
@@ -169,7 +167,7 @@ def affine(images: Tensor, most: float = 0.1) -> Tensor:
 
 
 def knn_accuracy(features: Tensor, label: Tensor, neighbours: int = NEIGHBOURS) -> float:
-    """Share of rows whose label is the most frequent one among their nearest other rows, by cosine (leave-one-out).
+    """Share of rows whose label is the most frequent one among their nearest other rows, by cosine.
 
     >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
     >>> knn_accuracy(features, torch.tensor([0, 0, 1, 0]), neighbours=1)

@@ -1,10 +1,11 @@
-"""The folder of a run: its settings (run.json), its history (metrics.jsonl, tensorboard/), its result (result.json).
+"""The folder of a run: its settings, its history and its result.
 
 run.json            configuration with every setting, facts (data, trunk, sizes), versions, commit
-metrics.jsonl       one JSON object per line: "step" lines and "epoch" lines, and "diagnosis" lines if asked for
+metrics.jsonl       one JSON object per line: kinds "step", "epoch", and "diagnosis" if asked for
+tensorboard/        the numbers of metrics.jsonl as scalars
 last.safetensors    checkpoint to resume from and to evaluate
 best.safetensors    weights of the epoch with the best All on the unlabelled set
-result.json         All / Old / New of the last and of the best epoch, warnings; written when the run is complete
+result.json         All / Old / New of the last and the best epoch, warnings; written when the run is complete
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ class RunFolder:
         self._board = SummaryWriter(self.path / "tensorboard", purge_step=step)
 
     def log(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """Write a line of metrics.jsonl; its numbers also become TensorBoard scalars at optimizer step `step`."""
+        """Write a line of metrics.jsonl; its numbers become TensorBoard scalars at optimizer step `step`."""
         if self._metrics is None:
             return
         values = finite(values)

@@ -45,7 +45,7 @@ def read_starting_point(method: Method, facts: RunFacts) -> StartingPoint | None
 
 
 def _checkpoint_of(init: str) -> Path:
-    """The checkpoint file `init`, or the checkpoint of the epoch that the complete run in the folder `init` reports."""
+    """The file `init`, or the checkpoint of the epoch that the complete run in the folder `init` reports."""
     path = Path(init)
     if not path.is_dir():
         return path

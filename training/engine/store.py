@@ -1,4 +1,7 @@
-"""The store of reference models and subspaces, which runs share. A fingerprint of their inputs is their address."""
+"""The store of reference models and subspaces, which runs share.
+
+A fingerprint of their inputs is their address.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ __all__ = ["reference_key", "stored", "subspace_key"]
 def stored(
     store: Path, key: dict[str, Any], make: Callable[[], dict[str, Tensor]], write: bool = True
 ) -> dict[str, Tensor]:
-    """The tensors that `make` computes for `key`: from the store if it has them, else computed (and kept, if `write`)."""
+    """The tensors that `make` computes for `key`, or those in the store. `write`: keep new ones there."""
     file = store / f"{key['kind']}-{fingerprint(key)[:16]}.safetensors"
     if file.exists():
         tensors, state = load_checkpoint(file)

@@ -1,7 +1,7 @@
-"""Losses that hold labelled features to the reference model, in place of the anchor term (ablations of the paper).
+"""Losses that hold labelled features to the reference model, in place of the anchor term (ablations).
 
-All take z (n, D), the reference model's z_ref (n, D), of which only labelled rows are used (the others may be NaN),
-and `mask` (n,), True on labelled rows. They return a 0-d tensor, which is 0 when no row is labelled.
+All take z (n, D), the reference model's z_ref (n, D), of which only labelled rows are used (the others may be
+NaN), and `mask` (n,), True on labelled rows. They return a 0-d tensor, which is 0 when no row is labelled.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ __all__ = ["ALIGNMENTS", "gram_distillation", "proximal", "relation_distillation
 
 
 def proximal(z: Tensor, z_ref: Tensor, mask: Tensor) -> Tensor:
-    """The loss whose gradient is AGA: half the mean of (z - z_ref)^2 over the N_l x D entries of labelled rows.
+    """The loss whose gradient is AGA: half the mean of (z - z_ref)^2 over the entries of labelled rows.
 
     The paper writes a sum in place of the mean.
     """
@@ -34,12 +34,13 @@ def gram_distillation(z: Tensor, z_ref: Tensor, mask: Tensor) -> Tensor:
 def relation_distillation(z: Tensor, z_ref: Tensor, mask: Tensor, temperature: float = 0.1) -> Tensor:
     """KL(q_i | p_i), mean over labelled rows i.
 
-    p_i and q_i are softmax(cos(i, j) / temperature) over the other labelled rows j, of z and of z_ref (the teacher).
-    The paper gives no formula ("sample-level relation distillation based on neighbor distributions"); this is our
-    reading of its text.
+    p_i and q_i are softmax(cos(i, j) / temperature) over the other labelled rows j, of z and of z_ref (the
+    teacher). The paper gives no formula ("sample-level relation distillation based on neighbor
+    distributions"); this is our reading of its text.
     """
     others = mask[:, None] & mask[None, :] & ~torch.eye(len(z), dtype=torch.bool, device=z.device)
-    # The lowest finite number, not -inf: a row without others then has finite values, which the mask leaves out.
+    # The lowest finite number, not -inf: a row without others then has finite values, which the mask leaves
+    # out.
     log_p, log_q = (
         (_cosines(x, mask) / temperature).masked_fill(~others, torch.finfo(x.dtype).min).log_softmax(1)
         for x in (z, z_ref)

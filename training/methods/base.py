@@ -4,7 +4,7 @@ A method is one file in this folder:
 
     @register("mine")
     class Mine(Method):
-        Config = MyConfig                        # a subclass of Config with the method's own settings and recipe
+        Config = MyConfig                        # a subclass of Config with the method's own settings
         def __init__(self, config, problem): ... # heads; `super().__init__` makes the optional MLP head
         def forward(self, z): ...                # heads: (n, D) -> tuple of (n, ...) tensors
         def loss(self, outputs, rows): ...       # Loss(supervised, unsupervised, terms) of the global batch
@@ -60,7 +60,7 @@ class Features(Protocol):
     def unlabelled(self) -> tuple[Tensor, Tensor]: ...
 
     def augmented(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(z, label, uq_idx) of labelled, then unlabelled images in one augmented view; label -1 on unlabelled ones."""
+        """(z, label, uq_idx) of labelled, then unlabelled images, one augmented view; -1 if unlabelled."""
 
 
 class Method(nn.Module):
@@ -69,7 +69,7 @@ class Method(nn.Module):
     Config: ClassVar[type[Config]] = Config
     weighting: ClassVar[str] = "simgcd"  # how the loader weights labelled against unlabelled images
     alternating: ClassVar[bool] = False  # several optimizers take turns, see `phase`
-    # A method that starts from a trained run (the setting `init`) says so here, in the words of the error for init=None.
+    # Set by a method that starts from a trained run (the setting `init`): the text of the error for init=None
     needs_start: ClassVar[str | None] = None
 
     def __init__(self, config: Config, problem: Problem) -> None:
@@ -109,7 +109,7 @@ class Method(nn.Module):
     def starting_weights(
         self, tensors: Mapping[str, Tensor], recipe: Mapping[str, Any], identity: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        """The weights to take from the checkpoint of a trained run; a run that does not fit is a `ConfigError`.
+        """The weights to take from the checkpoint of a trained run; a wrong run is a `ConfigError`.
 
         Called only if `needs_start` is set.
 
@@ -130,7 +130,10 @@ class Method(nn.Module):
         return [torch.optim.SGD(groups, momentum=config.momentum)]
 
     def phase(self, position: int) -> int:
-        """Which of the optimizers steps at this batch of the epoch. Parameters of the others get no gradient."""
+        """Which of the optimizers steps at this batch of the epoch.
+
+        Parameters of the others get no gradient.
+        """
         return 0
 
     def learning_rate(self, initial: float, epoch: int, position: int) -> float:

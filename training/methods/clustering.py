@@ -1,7 +1,7 @@
 """Semi-supervised k-means: fixed points keep their cluster, the others go to the nearest centre.
 
-It is plain (GCD) or balanced (SelEx). All work is done by matrix products on the device of the points; the random
-numbers come from a CPU generator, so that they are the same on every device.
+It is plain (GCD) or balanced (SelEx). All work is done by matrix products on the device of the points; the
+random numbers come from a CPU generator, so that they are the same on every device.
 
 >>> points = torch.tensor([[0.0], [0.1], [5.0], [5.2], [9.0], [9.1]])
 >>> fixed = torch.tensor([0, -1, -1, -1, -1, -1])  # the first point belongs to cluster 0, the others are free
@@ -26,7 +26,7 @@ class Clusters(NamedTuple):
 
     labels: Tensor  # (N,) int64
     centres: Tensor  # (K, D)
-    # Sum of squared distances to the centres before their last update: own centre if fixed, nearest one if free
+    # Sum of squared distances, before the last update, to the own centre (fixed) or to the nearest (free)
     inertia: float
 
 
@@ -45,17 +45,18 @@ def semi_supervised_kmeans(
 ) -> Clusters:
     """Cluster `points` (N, D) into `k` clusters.
 
-    The first centre of a cluster with fixed points is their mean; the other first centres are chosen among the free
-    points by k-means++. With `cluster_size`, stage A comes first: iteration t = 0, 1, ... moves points out of
-    overfull clusters in t rounds, and updates only the centres of clusters without fixed points. Stage B is
-    ordinary: all centres are the means of their points.
+    The first centre of a cluster with fixed points is their mean; the other first centres are chosen among
+    the free points by k-means++. With `cluster_size`, stage A comes first: iteration t = 0, 1, ... moves
+    points out of overfull clusters in t rounds, and updates only the centres of clusters without fixed
+    points. Stage B is ordinary: all centres are the means of their points.
 
     Args:
         fixed: (N,) int64, the cluster of a fixed point, -1 for a free one.
         generator: CPU generator of the k-means++ draws.
-        cluster_size: most points of a cluster in stage A, fixed ones included; None: no stage A (k-means of GCD).
+        cluster_size: most points of a cluster in stage A, fixed ones included; None: no stage A (as in GCD).
         restarts: the iteration with the lowest inertia of all restarts is returned.
-        iterations: hard cap of each stage. A stage ends sooner when (sum of the centres' shifts)^2 < `tolerance`.
+        iterations: hard cap of each stage. A stage ends sooner when (sum of the centres' shifts)^2 <
+            `tolerance`.
         progress: text before a progress bar over the iterations; None: no bar.
     """
     _check(points, fixed, k, cluster_size, restarts, iterations)
@@ -93,8 +94,8 @@ def semi_supervised_kmeans(
 def kmeans_plus_plus(points: Tensor, centres: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """`count` of the `points` (N, D), drawn one after the other: (count, D).
 
-    The probability is proportional to the squared distance to the nearest of `centres` (c, D) and of the points
-    drawn before; without any of them (c = 0) the first is drawn uniformly.
+    The probability is proportional to the squared distance to the nearest of `centres` (c, D) and of the
+    points drawn before; without any of them (c = 0) the first is drawn uniformly.
     """
     lengths = points.square().sum(1)
     nearest = (
@@ -147,7 +148,10 @@ class _Task:
         return labels, inertia.item()
 
     def update(self, centres: Tensor, free_labels: Tensor, movable: Tensor | None) -> Tensor:
-        """Means of the clusters. An empty cluster keeps its centre: a mean of nothing is NaN, which attracts all points."""
+        """Means of the clusters.
+
+        An empty cluster keeps its centre: a mean of nothing is NaN, which attracts all points.
+        """
         total, count = _sums(self.free, free_labels, self.k)
         count = count + self.fixed_count
         means = (self.fixed_sum + total) / count.clamp(min=1)[:, None]
@@ -159,7 +163,7 @@ class _Task:
 
 
 def _balance(distance: Tensor, labels: Tensor, room: Tensor) -> Tensor:
-    """One round: clusters with more than `room` (K,) points release the farthest ones to the nearest cluster with room."""
+    """One round: clusters of more than `room` (K,) points release the farthest to the nearest with room."""
     count = labels.bincount(minlength=len(room))
     own = distance.gather(1, labels[:, None])[:, 0]
     order = own.argsort(stable=True)
@@ -196,7 +200,8 @@ def _check(
         )
     if k < 1 or not (fixed.min() >= -1 and fixed.max() < k):
         raise ValueError(
-            f"fixed must hold -1 (free) or a cluster below k={k}, got values from {fixed.min()} to {fixed.max()}"
+            f"fixed must hold -1 (free) or a cluster below k={k}, "
+            f"got values from {fixed.min()} to {fixed.max()}"
         )
     if cluster_size is not None and cluster_size * k < len(points):
         raise ValueError(

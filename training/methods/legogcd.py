@@ -61,7 +61,7 @@ class LegoGCDConfig(SimGCDConfig):
 
 @register("legogcd")
 class LegoGCD(SimGCD):
-    """SimGCD's heads, and the buffer qhat (K,), the running mean prediction, which is part of a checkpoint."""
+    """SimGCD's heads, and the buffer qhat (K,), the running mean prediction."""
 
     Config = LegoGCDConfig
     qhat: Tensor
@@ -73,9 +73,7 @@ class LegoGCD(SimGCD):
     def loss(self, outputs: tuple[Tensor, Tensor], rows: Rows) -> Loss:
         config, logits = self.config, outputs[0]
         supervised, unsupervised, terms = super().loss(outputs, rows)
-        known = confident_known(
-            logits, rows.mask, self.problem.known, config.threshold, config.student_temp
-        )
+        known = confident_known(logits, rows.mask, self.problem.known, config.threshold, config.student_temp)
         terms |= {"ler": local_entropy(logits, known, self.qhat), "ler_rows": known.float().mean()}
         # Outside the mix of w and 1 - w, and from the first step on
         unsupervised = unsupervised + LER_WEIGHT * terms["ler"]
@@ -95,7 +93,7 @@ class LegoGCD(SimGCD):
 def confident_known(
     logits: Tensor, mask: Tensor, known: int, threshold: float, temperature: float = 0.1
 ) -> Tensor:
-    """(n,) bool: the unlabelled rows whose most likely class is a known one, of probability `threshold` or more."""
+    """(n,) bool: unlabelled rows whose most likely class is known and has probability `threshold` or more."""
     confidence, most_likely = F.softmax(logits.detach() / temperature, dim=1).max(1)
     return ~mask & (confidence >= threshold) & (most_likely < known)
 
@@ -103,9 +101,9 @@ def confident_known(
 def local_entropy(logits: Tensor, selected: Tensor, qhat: Tensor) -> Tensor:
     """LER: cross-entropy of softmax(c / t) against softmax(c / t + 0.4 log qhat), t = 0.05.
 
-    It is taken on the `selected` rows (n,) of `logits` (n, K). The mean is over all n rows, so the term weighs more
-    if more rows are selected. Both factors carry gradients: with an even qhat the term is the entropy, and
-    minimising it sharpens the prediction.
+    It is taken on the `selected` rows (n,) of `logits` (n, K). The mean is over all n rows, so the term
+    weighs more if more rows are selected. Both factors carry gradients: with an even qhat the term is the
+    entropy, and minimising it sharpens the prediction.
     """
     sharp = logits / LER_TEMPERATURE
     per_row = -(F.softmax(sharp, dim=1) * F.log_softmax(sharp + MARGIN * qhat.log(), dim=1)).sum(1)
@@ -113,6 +111,6 @@ def local_entropy(logits: Tensor, selected: Tensor, qhat: Tensor) -> Tensor:
 
 
 def dual_view_kl(logits: Tensor, temperature: float = 0.1) -> Tensor:
-    """DKL: sum_k p1 (log softmax(p1) - log softmax(p2)), mean over images; p1, p2 = softmax(c / t) of the two views."""
+    """DKL: sum_k p1 (log softmax(p1) - log softmax(p2)), mean over images; p = softmax(c / t) of a view."""
     first, second = F.softmax(logits / temperature, dim=1).chunk(2)
     return (first * (F.log_softmax(first, dim=1) - F.log_softmax(second, dim=1))).sum(1).mean()

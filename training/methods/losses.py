@@ -1,8 +1,10 @@
-"""Losses that the methods share. All take the rows of a global batch, view-major: all first, then all second views.
+"""Losses that the methods share.
 
-Shapes: n = views * images rows, K classes, d dimensions of the projection; `mask` (n,) is True on labelled rows.
-Every loss is a mean and returns a 0-d tensor. No loss reads a value on the host: labelled rows are chosen by
-masks, never by a boolean index, which would wait for a GPU.
+All take the rows of a global batch, view-major: all first, then all second views.
+
+Shapes: n = views * images rows, K classes, d dimensions of the projection; `mask` (n,) is True on labelled
+rows. Every loss is a mean and returns a 0-d tensor. No loss reads a value on the host: labelled rows are
+chosen by masks, never by a boolean index, which would wait for a GPU.
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from torch.nn import functional as F
 
 
 def classification(logits: Tensor, label: Tensor, mask: Tensor, temperature: float = 0.1) -> Tensor:
-    """Cross-entropy of `logits` (n, K) / temperature against `label` (n,), mean over labelled rows; 0 without any."""
+    """Cross-entropy of `logits` (n, K) / temperature, mean over labelled rows; 0 if there are none."""
     # Unlabelled rows become "ignored" targets: their true class may lie outside the K outputs, and is secret.
     target = torch.where(mask, label, -100)
     per_row = F.cross_entropy(logits / temperature, target, reduction="none", ignore_index=-100)
@@ -23,7 +25,7 @@ def classification(logits: Tensor, label: Tensor, mask: Tensor, temperature: flo
 
 
 def info_nce(h: Tensor, temperature: float = 1.0) -> Tensor:
-    """InfoNCE on unit-norm `h` (n, d): a row's positive is the other view of its image, all other rows are negatives.
+    """InfoNCE on unit-norm `h` (n, d): a row's positive is its image's other view, all others are negatives.
 
     Two draws of one image in a batch are negatives of each other, as in the published code.
     """
@@ -40,12 +42,12 @@ def sup_con(h: Tensor, label: Tensor, mask: Tensor, temperature: float = 0.07) -
 
 
 def sup_con_of_similarities(similarity: Tensor, label: Tensor, mask: Tensor) -> Tensor:
-    """SupCon from a `similarity` (n, n) that is divided by the temperature already; its diagonal is not used."""
+    """SupCon from a `similarity` (n, n), divided by the temperature already; its diagonal is not used."""
     not_self = ~torch.eye(similarity.shape[0], dtype=torch.bool, device=similarity.device)
     others = mask[:, None] & mask[None, :] & not_self
     positives = others & (label[:, None] == label[None, :])
-    # A row without any labelled row beside it would give logsumexp(-inf, ...) and NaN gradients; the lowest finite
-    # number gives a finite value there, which the mask of positives then leaves out.
+    # A row without any labelled row beside it would give logsumexp(-inf, ...) and NaN gradients; the lowest
+    # finite number gives a finite value there, which the mask of positives then leaves out.
     normaliser = similarity.masked_fill(~others, torch.finfo(similarity.dtype).min).logsumexp(1, keepdim=True)
     log_probability = torch.where(positives, similarity - normaliser, 0.0)
     per_anchor = -log_probability.sum(1) / positives.sum(1).clamp(min=1)
@@ -53,7 +55,7 @@ def sup_con_of_similarities(similarity: Tensor, label: Tensor, mask: Tensor) -> 
 
 
 def self_distillation(logits: Tensor, teacher_temperature: float, student_temperature: float = 0.1) -> Tensor:
-    """Cross-entropy of a view's prediction against the other view's sharpened, detached prediction; mean over rows."""
+    """Cross-entropy of a view's prediction against the other's, sharpened and detached; mean over rows."""
     other_view = F.softmax(logits.detach() / teacher_temperature, dim=1).roll(_two_views(logits) // 2, 0)
     return -(other_view * F.log_softmax(logits / student_temperature, dim=1)).sum(1).mean()
 
@@ -66,7 +68,7 @@ def teacher_temperature(epoch: int, start: float = 0.07, end: float = 0.04, warm
 
 
 def mean_entropy(logits: Tensor, temperature: float = 0.1) -> Tensor:
-    """log K - H(mean prediction) >= 0, the "me-max" term: zero if the batch spreads evenly over the K classes."""
+    """log K - H(mean prediction) >= 0, the "me-max" term: zero if a batch spreads evenly over the classes."""
     mean = F.softmax(logits / temperature, dim=1).mean(0)
     # p log p at p = 0: xlogy gives 0, and the clamp keeps the gradient of its second argument finite (0 / 0).
     return math.log(logits.shape[1]) + torch.xlogy(mean, mean.clamp(min=torch.finfo(mean.dtype).tiny)).sum()

@@ -4,9 +4,9 @@ There is no classifier: clusters come from semi-supervised k-means at the start 
 
     L_GCD = (1 - w) L_u + w L_s / 2,      w = sup_weight
 
-L_u, unsupervised self-expertise: soft targets push two images apart, more strongly if more levels separate them.
-L_s, supervised self-expertise: SupCon by true labels, and by the clusters of each level on ever shorter slices of
-the embedding.
+L_u, unsupervised self-expertise: soft targets push two images apart, the more levels separate them.
+L_s, supervised self-expertise: SupCon by true labels, and by the clusters of each level on ever shorter
+slices of the embedding.
 All similarities are negative Euclidean distances of the unit-norm embedding f.
 """
 
@@ -97,18 +97,19 @@ class SelEx(Method):
             )
         self.projector = projector(problem.dim)
         self.embedding = Prototypes(256, config.embedding_dim)
-        # Of this epoch, by level: the cluster of every image, and the radius of every cluster. Level 0 has the most.
+        # Of this epoch, by level: the cluster of every image, and the radius of every cluster. Level 0 has
+        # the most.
         self.register_buffer("clusters", torch.full((len(self.levels), problem.images), -1))
         self.register_buffer(
             "radii", torch.zeros(len(self.levels), max(old + new for old, new in self.levels))
         )
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, D) -> embeddings (n, embedding_dim), and the clustered features u (n, D), without a gradient."""
+        """(n, D) -> embeddings (n, embedding_dim), and clustered features u (n, D) without a gradient."""
         u = self.mlp_head(z)
         return self.embedding(self.projector(u)), u.detach()
 
-    # Clusters ------------------------------------------------------------------------------------------------------------------------
+    # Clusters -----------------------------------------------------------------------------------------------
 
     def start_epoch(self, epoch: int, features: Features) -> None:
         """Clusters of all images at all levels, from their first augmented view."""
@@ -139,9 +140,9 @@ class SelEx(Method):
             fixed = torch.where(known, groups[first.labels.clamp(max=len(groups) - 1)], -1)
             clusters.append(self.cluster(x, fixed, old + new, generator, f"k-means, level {i}"))
         if self.config.published_order:
-            # The published code returns these labels in the order [predicted known, predicted novel] and reads them
-            # in the order of the images, [labelled, unlabelled]: image p gets the label of image order[p]. Labelled
-            # images come first in both orders, so their labels are right.
+            # The published code returns these labels in the order [predicted known, predicted novel] and
+            # reads them in the order of the images, [labelled, unlabelled]: image p gets the label of image
+            # order[p]. Labelled images come first in both orders, so their labels are right.
             order = torch.cat([known.nonzero(), (~known).nonzero()]).flatten()
             clusters[1:] = [level._replace(labels=level.labels[order]) for level in clusters[1:]]
         return clusters
@@ -164,7 +165,7 @@ class SelEx(Method):
         return torch.cat([F.normalize(self.mlp_head(chunk).float(), dim=1) for chunk in z.split(4096)])
 
     def predict(self, features: Features) -> Tensor:
-        """The official evaluation: k-means anew, under the test transform, with labelled images as constraints."""
+        """The official evaluation: new k-means, test transform, labelled images as constraints."""
         (labelled, label), (unlabelled, _) = features.labelled(), features.unlabelled()
         fixed = torch.cat([label, label.new_full((len(unlabelled),), -1)])
         generator = torch.Generator().manual_seed(draw_key(self.config.seed, -1, 5))
@@ -173,7 +174,7 @@ class SelEx(Method):
             x, fixed, self.problem.classes, generator, "k-means, evaluation", restarts
         ).labels[len(labelled) :]
 
-    # Losses --------------------------------------------------------------------------------------------------------------------------
+    # Losses -------------------------------------------------------------------------------------------------
 
     def loss(self, outputs: tuple[Tensor, Tensor], rows: Rows) -> Loss:
         config, (f, u) = self.config, outputs
@@ -225,7 +226,7 @@ def radii(prototypes: Tensor) -> Tensor:
 
 
 def far_pairs(u: Tensor, radius: Tensor) -> Tensor:
-    """M (n, n) in [0, 1]: the levels, weighted by 2^-level, at which i is farther from j than j's cluster is wide.
+    """M (n, n) in [0, 1]: levels, weighted by 2^-level, that hold i outside of the diameter of j's cluster.
 
     u (n, D) are features, `radius` (levels, n) the radius of the cluster of every row. As published, u is not
     normalised, although the radii are those of unit features.
@@ -258,5 +259,5 @@ def soft_info_nce(similarity: Tensor, target: Tensor) -> Tensor:
 
 
 def distances(f: Tensor) -> Tensor:
-    """Euclidean distances (n, n) of the rows of f (n, d), by matrix products; the gradient of a distance 0 is 0."""
+    """Euclidean distances (n, n) of rows of f (n, d), by matrix products; a distance 0 has gradient 0."""
     return torch.cdist(f, f, compute_mode="use_mm_for_euclid_dist")

@@ -1,4 +1,4 @@
-"""SimGCD: a parametric cosine classifier trained by self-distillation between views, with contrastive learning beside it.
+"""SimGCD: a cosine classifier trained by self-distillation between views, and contrastive learning.
 
 L_GCD = (1 - w) (L_dist + eps L_me + L_con) + w (L_cls + L_supcon),      w = sup_weight
 """
@@ -58,7 +58,7 @@ class SimGCDConfig(Config):
 
 @register("simgcd")
 class SimGCD(Method):
-    """Heads: K prototypes on the feature itself, and a projector to 256 dimensions for the contrastive terms."""
+    """Heads: K prototypes on the feature, and a projector to 256 dimensions for the contrastive terms."""
 
     Config = SimGCDConfig
 

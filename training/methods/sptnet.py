@@ -1,12 +1,12 @@
 """SPTNet: spatial prompts on the pixels of a trained SimGCD, learned in turns with its last block and heads.
 
-    x' = x + pad prompt + patch prompt                   added to normalised pixels, shared by all images, not clipped
+    x' = x + pad prompt + patch prompt              on normalised pixels, shared by all images, not clipped
     prompt phase:       L_SimGCD(x'_1, x'_2)  ->  prompts             encoder and heads are fixed
-    classifier phase:   L_SimGCD(x_1, x'_1)   ->  last block, heads   prompts are fixed, the second crop is not used
+    classifier phase:   L_SimGCD(x_1, x'_1)   ->  last block, heads   prompts are fixed, no second crop
 
-EAGC comes in two ways. Released (`sptnet_eagc="init"`): only the SimGCD run that SPTNet starts from was trained with
-it, and there is no operator here. Integrated (`sptnet_eagc="on"`): the operator also acts in the classifier phase;
-the reference model sees the pixels that the student sees.
+EAGC comes in two ways. Released (`sptnet_eagc="init"`): only the SimGCD run that SPTNet starts from was
+trained with it, and there is no operator here. Integrated (`sptnet_eagc="on"`): the operator also acts in the
+classifier phase; the reference model sees the pixels that the student sees.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ CLASSIFIER_LR = {
     "digits": 0.1,
 }  # 0.05 elsewhere
 MEMAX = {"cub": 2.0}  # 1 elsewhere
-# Digits: for images of 16 pixels and epochs of 14 batches. With patches of 4 pixels three quarters of an image are borders, and prompts
-# of deviation 1 would drown it.
+# Digits: for images of 16 pixels and epochs of 14 batches. With patches of 4 pixels three quarters of an
+# image are borders, and prompts of deviation 1 would drown it.
 DIGITS = {"pad_width": 2, "prompt_std": 0.1, "prompt_lr": 0.1, "prompt_warmup": 20, "phase_batches": 5}
 PATCH_WIDTH = 1  # pixels of a patch's border that are prompted
 
@@ -58,7 +58,8 @@ class SPTNetConfig(SimGCDConfig):
     )
     sptnet_eagc: Literal["init", "on"] = option(
         "on",
-        "what --eagc means for SPTNet: a start that was trained with EAGC and nothing else (released), or the operator too",
+        "what --eagc means for SPTNet: a start that was trained with EAGC and nothing else (released), "
+        "or the operator too",
     )
     prompts: Literal["all", "patch"] = option(
         "all", "prompt the image's margin and the patches' borders, or the borders alone"
@@ -100,11 +101,13 @@ class SPTNetConfig(SimGCDConfig):
         super().__post_init__()
         if self.trunk_cache is not None:
             raise ConfigError(
-                f"trunk_cache={self.trunk_cache!r}: the prompts of SPTNet change the pixels before the trunk; leave it out"
+                f"trunk_cache={self.trunk_cache!r}: the prompts of SPTNet change the pixels before the "
+                "trunk; leave it out"
             )
         if self.warm_start:
             raise ConfigError(
-                "warm_start=True: SPTNet starts from a SimGCD run (init); start that one from the reference model"
+                "warm_start=True: SPTNet starts from a SimGCD run (init); "
+                "start that one from the reference model"
             )
 
     @property
@@ -114,7 +117,10 @@ class SPTNetConfig(SimGCDConfig):
 
 @register("sptnet")
 class SPTNet(SimGCD):
-    """SimGCD's heads and loss. The prompts are parameters of the method, so checkpoints and evaluations have them."""
+    """SimGCD's heads and loss.
+
+    The prompts are parameters of the method, so checkpoints and evaluations have them.
+    """
 
     Config = SPTNetConfig
     alternating = True
@@ -125,8 +131,8 @@ class SPTNet(SimGCD):
         self.steps = problem.images // config.batch_size  # batches per epoch
         if config.phase_batches > self.steps:
             raise ConfigError(
-                f"phase_batches={config.phase_batches}: an epoch has only {self.steps} batches, so it would end "
-                f"before the first classifier phase; choose at most {self.steps}"
+                f"phase_batches={config.phase_batches}: an epoch has only {self.steps} batches, so it would "
+                f"end before the first classifier phase; choose at most {self.steps}"
             )
         prompts = (
             [PadPrompt(problem.channels, problem.pixels, config.pad_width)] if config.prompts == "all" else []
@@ -136,7 +142,7 @@ class SPTNet(SimGCD):
             nn.init.normal_(prompt, std=config.prompt_std)
 
     def phase(self, position: int) -> int:
-        """Prompt phase at the start of every epoch; it changes before batches 19, 39, ... (phase_batches = 20)."""
+        """An epoch starts in the prompt phase and changes before batches 19, 39, ... (phase_batches = 20)."""
         return (position + 1) // self.config.phase_batches % 2
 
     def inputs(self, views: Sequence[Tensor], position: int | None = None) -> Tensor:
@@ -166,7 +172,10 @@ class SPTNet(SimGCD):
         ]
 
     def learning_rate(self, initial: float, epoch: int, position: int) -> float:
-        """Prompts: by batches, linear warm-up and cosine to 0. Classifier phase: by epochs, cosine to a tenth."""
+        """Prompts: by batches, linear warm-up and cosine to 0.
+
+        Classifier phase: by epochs, cosine to a tenth.
+        """
         if self.phase(position) == CLASSIFIER:
             return super().learning_rate(initial, epoch, position)
         # Batches of the classifier phase count too.
@@ -178,7 +187,7 @@ class SPTNet(SimGCD):
     def starting_weights(
         self, tensors: Mapping[str, Tensor], recipe: Mapping[str, Any], identity: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        """Last block and heads of a SimGCD run, which must fit this run in data, trunk, heads and use of EAGC."""
+        """Last block and heads of a SimGCD run that fits this run in data, trunk, heads and use of EAGC."""
         weights = {name: value for name, value in tensors.items() if name.startswith(("encoder.", "method."))}
         differences = [*self._different_settings(recipe, identity), *self._different_heads(weights)]
         init, eagc = self.config.init, self.config.eagc
@@ -186,13 +195,13 @@ class SPTNet(SimGCD):
             raise ConfigError(f"init={init!r} is no start for this run: {'; '.join(differences[:3])}")
         if eagc and not self.config.has_operator and not recipe["eagc"]:
             raise ConfigError(
-                f"init={init!r} was trained without EAGC, and sptnet_eagc='init' adds none: start from a run with "
-                "EAGC, choose sptnet_eagc='on', or eagc=False"
+                f"init={init!r} was trained without EAGC, and sptnet_eagc='init' adds none: "
+                "start from a run with EAGC, choose sptnet_eagc='on', or eagc=False"
             )
         if recipe["eagc"] and not eagc:
             raise ConfigError(
-                f"init={init!r} was trained with EAGC, so this is no run without it: start from a run without EAGC, "
-                "or choose eagc=True with sptnet_eagc='init'"
+                f"init={init!r} was trained with EAGC, so this is no run without it: "
+                "start from a run without EAGC, or choose eagc=True with sptnet_eagc='init'"
             )
         return weights
 

@@ -17,16 +17,17 @@ def rank_and_world() -> tuple[int, int]:
 
 
 def gather_rows(rows: Tensor, views: int) -> Tensor:
-    """Rows of every rank, (views * b, ...) -> (views * b * world, ...), in the view-major order of one process.
+    """Rows of every rank, (views * b, ...) -> (views * b * world, ...), view-major as in one process.
 
-    Differentiable. Every rank then computes the loss of the global batch, so its gradient here is `world` times
-    the global one, and DDP's average over ranks makes it the global one again. Without a process group the rows
-    are returned unchanged.
+    Differentiable. Every rank then computes the loss of the global batch, so its gradient here is `world`
+    times the global one, and DDP's average over ranks makes it the global one again. Without a process group
+    the rows are returned unchanged.
     """
     _, world = rank_and_world()
     if world == 1:
         return rows
-    ranks = _AllGather.apply(rows) if rows.is_floating_point() else _all_gather(rows)  # (world, views * b, ...)
+    # (world, views * b, ...)
+    ranks = _AllGather.apply(rows) if rows.is_floating_point() else _all_gather(rows)
     return ranks.unflatten(1, (views, -1)).transpose(0, 1).reshape(world * rows.shape[0], *rows.shape[1:])
 
 
@@ -41,8 +42,8 @@ def _all_gather(rows: Tensor) -> Tensor:
 class _AllGather(torch.autograd.Function):
     """forward: (b, ...) -> (world, b, ...); backward: the sum over ranks of the gradient of this rank's rows.
 
-    `torch.distributed.nn.functional.all_gather` would do the same, but it is deprecated, and on gloo its backward
-    pass takes one scatter per rank instead of one all-reduce.
+    `torch.distributed.nn.functional.all_gather` would do the same, but it is deprecated, and on gloo its
+    backward pass takes one scatter per rank instead of one all-reduce.
     """
 
     @staticmethod

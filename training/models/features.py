@@ -32,7 +32,7 @@ class StudentFeatures:
         return self.encode(self._batches.unlabelled())[:2]
 
     def augmented(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(z, label, uq_idx) of labelled, then unlabelled images in one augmented view; label -1 on unlabelled ones."""
+        """(z, label, uq_idx) of labelled, then unlabelled images, one augmented view; -1 if unlabelled."""
         batches, main = self._batches.augmented, rank_and_world()[0] == 0
         with progress_bar(
             batches.epoch(epoch), "features", len(batches), leave=False, mininterval=1, shown=main

@@ -14,7 +14,7 @@ __all__ = ["Loss", "StudentMethod"]
 
 
 class Loss(NamedTuple):
-    """L_GCD = alpha L_sup + beta L_unsup: the two parts, weights included, and their unweighted terms for the log."""
+    """L_GCD = alpha L_sup + beta L_unsup: both parts with their weights, and unweighted terms for the log."""
 
     supervised: Tensor
     unsupervised: Tensor

@@ -11,9 +11,7 @@ from torch import nn
 __all__ = ["cosine", "decay_groups"]
 
 
-def decay_groups(
-    parameters: Iterable[nn.Parameter], lr: float, weight_decay: float
-) -> list[dict[str, Any]]:
+def decay_groups(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> list[dict[str, Any]]:
     """Two parameter groups: tensors of at least 2 dimensions have weight decay, biases and norms have none.
 
     Frozen parameters and empty groups are left out.
@@ -28,7 +26,7 @@ def decay_groups(
 
 
 def cosine(epoch: int, epochs: int, initial: float, floor: float) -> float:
-    """floor + (initial - floor)(1 + cos(pi e / T)) / 2: a closed form, so a resumed run needs no scheduler state.
+    """floor + (initial - floor)(1 + cos(pi e / T)) / 2: a closed form, so that there is no state to resume.
 
     >>> [round(cosine(epoch, 4, 1.0, 0.0), 3) for epoch in range(5)]
     [1.0, 0.854, 0.5, 0.146, 0.0]

@@ -1,4 +1,4 @@
-"""The first two parts of the algorithm: the reference model E_r, and the known-class subspace of its features."""
+"""The first two parts of the algorithm: the reference model E_r, and the known-class subspace."""
 
 from __future__ import annotations
 
@@ -33,10 +33,12 @@ class ReferenceModel(NamedTuple):
 def train_reference(
     encoder: AnchoredEncoder, loader: TrainLoader, config: Config, known: int, progress: bool = True
 ) -> ReferenceModel:
-    """Train E on D_L with L_cls to obtain E_r. L_cls: cross-entropy of cosine logits / 0.1 over the known classes.
+    """Train E on D_L with L_cls to obtain E_r.
 
-    The student's tail (its last `reference_blocks` blocks) is trained in place and then put back. Training is in
-    fp32, on both views of an image; the head is thrown away.
+    L_cls: cross-entropy of cosine logits / 0.1 over the known classes.
+
+    The student's tail (its last `reference_blocks` blocks) is trained in place and then put back. Training is
+    in fp32, on both views of an image; the head is thrown away.
     """
     device = next(encoder.parameters()).device
     start = encoder.tail_state()
@@ -51,9 +53,7 @@ def train_reference(
         momentum=MOMENTUM,
     )
     epochs = config.reference_epochs
-    for epoch in (
-        bar := progress_bar(range(epochs), desc="reference model", unit="epoch", shown=progress)
-    ):
+    for epoch in (bar := progress_bar(range(epochs), desc="reference model", unit="epoch", shown=progress)):
         for group in optimizer.param_groups:
             group["lr"] = cosine(epoch, epochs, config.reference_lr, 1e-3 * config.reference_lr)
         losses = []
@@ -69,10 +69,12 @@ def train_reference(
         bar.set_postfix(cross_entropy=f"{mean:.3f}")
         if mean != mean:
             raise FloatingPointError(
-                f"the reference model diverged in epoch {epoch}; lower reference_lr (now {config.reference_lr})"
+                f"the reference model diverged in epoch {epoch}; "
+                f"lower reference_lr (now {config.reference_lr})"
             )
     tail = encoder.tail_state()
-    optimizer.zero_grad()  # or the first step of the student would add the last gradient of the reference model
+    # Or the first step of the student would add the last gradient of the reference model
+    optimizer.zero_grad()
     encoder.load_tail(start)
     encoder.train_last(config.trainable_blocks)
     return ReferenceModel(tail, mean)

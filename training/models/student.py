@@ -48,7 +48,7 @@ class Student(nn.Module):
         return z, None if self.encoder.reference is None else self.encoder.anchor(tokens, rows.labelled_rows)
 
     def coordinate(self, z: Tensor, z_ref: Tensor | None, rows: Rows) -> tuple[Tensor, Tensor | None]:
-        """EAGC between encoder and heads: z itself, whose gradient is coordinated in backward; and the scale token.
+        """EAGC, between encoder and heads: z, whose gradient is coordinated in backward; and the scale token.
 
         labelled rows:      g + lambda_a (z - z_ref)
         unlabelled rows:    g - lambda_p tau (g S_known)
@@ -64,7 +64,10 @@ class Student(nn.Module):
             return tuple(gather_rows(output.float(), VIEWS) for output in h)
 
     def loss(self, h: tuple[Tensor, ...], z: Tensor, z_ref: Tensor | None, rows: Rows) -> Loss:
-        """L_GCD of the global batch, in fp32. An alignment loss, if there is one, joins its supervised part."""
+        """L_GCD of the global batch, in fp32.
+
+        An alignment loss, if there is one, joins its supervised part.
+        """
         everywhere = gather(rows)
         with torch.autocast(z.device.type, enabled=False):
             loss = self.method.loss(h, everywhere)
@@ -72,9 +75,7 @@ class Student(nn.Module):
                 return loss
             value = torch.zeros((), device=z.device)
             if self.method.coordinated(rows.position):
-                value = self.alignment(
-                    *(gather_rows(x.float(), VIEWS) for x in (z, z_ref)), everywhere.mask
-                )
+                value = self.alignment(*(gather_rows(x.float(), VIEWS) for x in (z, z_ref)), everywhere.mask)
         supervised = loss.supervised + self.method.config.lambda_a * value
         return loss._replace(supervised=supervised, terms={**loss.terms, "alignment": value})
 
@@ -86,7 +87,10 @@ class Student(nn.Module):
         return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back a `state`. The coordinator's part is left out where there is no coordinator (evaluation)."""
+        """Put back a `state`.
+
+        The coordinator's part is left out where there is no coordinator (evaluation).
+        """
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {

@@ -1,4 +1,4 @@
-"""Every measure taken inside a run, against plain numpy on captured weights and batches; and a run that does not notice it."""
+"""Every measure of a run against plain numpy on captured weights and batches; the run stays the same."""
 
 import copy
 from dataclasses import replace
@@ -28,7 +28,7 @@ small_config = small_runs.small_config
 
 @register("everywhere")
 class Everywhere(small_runs.Small):
-    """Its supervised part pulls on the features of all rows (SelEx's too reaches unlabelled ones): the projection acts on its gradient."""
+    """Its supervised part reaches all rows, as SelEx's does: the projection acts on its gradient."""
 
     def forward(self, z):
         return *super().forward(z), z
@@ -89,7 +89,8 @@ def overlap(old, new, k):
 
 @pytest.mark.parametrize(("eagc", "parameters"), [(True, "block"), (False, "block"), (True, "all")])
 def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
-    # Two trained blocks of which the last counts; no warm start and a strong anchor, so that z - z_ref shows; a running mean energy
+    # Two trained blocks of which the last counts; no warm start and a strong anchor, so that z - z_ref shows;
+    # a running mean energy
     switches = {
         "trainable_blocks": 2,
         "warm_start": False,
@@ -412,7 +413,7 @@ def test_the_command_line(data, tmp_path, capsys):
 
 
 def test_the_gradient_is_measured_under_the_draws_of_the_step(data, tmp_path):
-    """With weight 0 on the unsupervised part the two gradients are one, if and only if dropout draws the same again."""
+    """Without an unsupervised part the two gradients are equal if and only if dropout repeats its draws."""
     train(
         small_config(data, "noisy", eagc=False, sup_weight=1.0, epochs=1),
         tmp_path / "run",

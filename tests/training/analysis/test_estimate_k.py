@@ -1,4 +1,4 @@
-"""The estimate of K on blobs, its searches against traces by hand, the command, and training with a K that is not the true one."""
+"""The estimate of K on blobs, its searches by hand, the command, and training with an estimated K."""
 
 import argparse
 import json
@@ -72,8 +72,8 @@ def trace(search, score, small, big):
 
 
 def test_bisection_by_hand():
-    # 10..42, best at 17: acc(42) < acc(10) -> 10..26; 26 is worse than 10 -> 10..18; 18 is better -> 14..18; 18 better -> 16..18;
-    # 18 and 16 are equally good -> 16..17, whose middle is 16; five rounds = log2(32)
+    # 10..42, best at 17: acc(42) < acc(10) -> 10..26; 26 is worse than 10 -> 10..18; 18 is better -> 14..18;
+    # 18 better -> 16..18; 18 and 16 are equally good -> 16..17, whose middle is 16; five rounds = log2(32)
     answer, asked = trace(_bisection, lambda k: -abs(k - 17), 10, 42)
     assert answer == 17
     assert asked[:10] == [42, 10, 26, 10, 18, 10, 18, 14, 18, 16]
@@ -112,7 +112,7 @@ def test_arguments_that_cannot_be_used_are_named(change, message):
         estimate_k(**{"features": features, "label": label, "known": 8, **change})
 
 
-# The command ---------------------------------------------------------------------------------------------------------------------
+# The command ------------------------------------------------------------------------------------------------
 
 
 def test_the_command_uses_the_given_split(data, capsys, monkeypatch):
@@ -135,10 +135,8 @@ def test_the_command_uses_the_given_split(data, capsys, monkeypatch):
     assert cli.main(["estimate-k", *options, "--largest", "12", "--restarts", "2"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     (features, label, known), settings = seen[0]
-    assert (
-        last
-        == f"estimated K: {original(features, label, known, **{**settings, 'progress': False}).k}, of which 3 are known"
-    )
+    again = original(features, label, known, **{**settings, "progress": False})
+    assert last == f"estimated K: {again.k}, of which 3 are known"
     assert settings == {"search": "bisection", "largest": 12, "restarts": 2, "progress": True}
     found = open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
     assert torch.equal(label, torch.cat([found.labelled.labels, torch.full((42,), -1)]))
@@ -155,7 +153,7 @@ def test_the_command_says_what_is_wrong(capsys):
     assert capsys.readouterr().err.startswith("eagc estimate-k: ")
 
 
-# Training with another K ---------------------------------------------------------------------------------------------------------
+# Training with another K ------------------------------------------------------------------------------------
 
 
 def test_k_is_a_number_or_the_word_estimate():

@@ -163,7 +163,8 @@ def test_a_new_process_resumes_with_the_same_batch():
         "import hashlib, torch\n"
         "from eagc_ops.training.data import open_data, train_loader\n"
         "batch = next(train_loader(open_data('digits'), batch_size=64, seed=7).epoch(3, start=5))\n"
-        "print(hashlib.sha256(torch.cat(batch.views).numpy().tobytes() + batch.uq_idx.numpy().tobytes()).hexdigest())\n"
+        "content = torch.cat(batch.views).numpy().tobytes() + batch.uq_idx.numpy().tobytes()\n"
+        "print(hashlib.sha256(content).hexdigest())\n"
     )
     batch = list(train_loader(open_data("digits"), batch_size=64, seed=7, workers=2).epoch(3))[5]
     here = hashlib.sha256(

@@ -1,4 +1,4 @@
-"""The switches of the ablations in whole runs: PCA subspace, losses in place of the anchor term, blocks of the reference model."""
+"""The ablations in whole runs: PCA subspace, alignment losses, blocks of the reference model."""
 
 import json
 import os
@@ -42,7 +42,7 @@ def the_reference(folder):
     return tail
 
 
-# The subspace --------------------------------------------------------------------------------------------------------------------
+# The subspace -----------------------------------------------------------------------------------------------
 
 
 def test_the_subspace_of_principal_directions(data, tmp_path):
@@ -80,7 +80,7 @@ def test_impossible_sizes_are_named(data):
         Experiment(small_config(data, reference_blocks=5))
 
 
-# Losses in place of the anchor term ----------------------------------------------------------------------------------------------
+# Losses in place of the anchor term -------------------------------------------------------------------------
 
 
 def by_hand(alignment, z, z_ref):
@@ -195,7 +195,7 @@ def test_two_processes_take_the_steps_of_one_and_measure_the_same(data, tmp_path
         assert {**a, "seconds": 0} == pytest.approx({**b, "seconds": 0}, abs=1e-4)
 
 
-# Blocks of the reference model ---------------------------------------------------------------------------------------------------
+# Blocks of the reference model ------------------------------------------------------------------------------
 
 
 def changed_blocks(tensors, pretrained):

@@ -1,4 +1,4 @@
-"""The loop on real files: killed and resumed, repeated, in two processes, with and without EAGC, against plain training code."""
+"""The loop on real files: killed and resumed, repeated, in two processes, against plain training code."""
 
 import json
 import math
@@ -46,7 +46,7 @@ def whole(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(data, whole, tmp_path_factory):
-    """Real processes: three runs like `whole` that were killed, one with two ranks, one in bf16. Name -> folder."""
+    """Real processes: runs like `whole` that were killed, one with two ranks, one in bf16; name -> folder."""
     folder = tmp_path_factory.mktemp("killed")
     config = whole[0].to_json()
     scenarios = {
@@ -75,7 +75,7 @@ def killed(data, whole, tmp_path_factory):
 
 
 def same(a, b):
-    """Last and best checkpoints of two runs, bit for bit (in a file the order of the header's entries is not fixed)."""
+    """Last and best checkpoints of two runs, bit for bit (the order of a header's entries is not fixed)."""
     for name in ("last.safetensors", "best.safetensors"):
         (tensors, state), (other_tensors, other_state) = load_checkpoint(a / name), load_checkpoint(b / name)
         if state != other_state or tensors.keys() != other_tensors.keys():
@@ -103,7 +103,7 @@ def weights(folder, name="last"):
     return load_checkpoint(Path(folder) / f"{name}.safetensors")[0]
 
 
-# Kill and resume ---------------------------------------------------------------------------------------------------------------
+# Kill and resume --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["in an epoch", "in a write", "before a rename", "before any checkpoint"])
@@ -156,7 +156,7 @@ def test_resuming_a_complete_run_returns_its_result(whole):
     assert (whole[1] / "metrics.jsonl").read_bytes() == before
 
 
-# Two processes -------------------------------------------------------------------------------------------------------------------
+# Two processes ----------------------------------------------------------------------------------------------
 
 
 def test_two_processes_take_the_steps_of_one(data, killed, tmp_path):
@@ -191,7 +191,7 @@ def test_bf16_follows_fp32(data, killed, tmp_path):
     assert all(tensor.dtype == torch.float32 for name, tensor in b.items() if tensor.is_floating_point())
 
 
-# Against plain code --------------------------------------------------------------------------------------------------------------
+# Against plain code -----------------------------------------------------------------------------------------
 
 
 def plain_simgcd(config, tail=None):
@@ -239,7 +239,7 @@ def test_eagc_with_both_strengths_zero_is_no_eagc_bit_for_bit(data, tmp_path):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_gradient_of_a_step_is_loss_plus_alignment_minus_projection(data, tmp_path, accumulation):
-    """One step, by autograd and the paper's formulas: the anchor as a proximal loss, the projection as a correction of dL/dz."""
+    """One step by autograd and the paper's formulas: a proximal loss as anchor, a projection of dL/dz."""
     seen = FirstStep()
     # Not warm-started, so that z differs from z_ref; energies fixed; strengths that show
     config = small_config(
@@ -282,7 +282,7 @@ def test_the_gradient_of_a_step_is_loss_plus_alignment_minus_projection(data, tm
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
-# The reference stage -------------------------------------------------------------------------------------------------------------
+# The reference stage ----------------------------------------------------------------------------------------
 
 
 def test_the_reference_model_is_supervised_training_of_the_last_block(data, tmp_path):
@@ -370,7 +370,7 @@ def test_a_fingerprint_decides_whether_a_reference_is_used_again(data, tmp_path,
         references("wrong")
 
 
-# Checkpoints that cannot be used -------------------------------------------------------------------------------------------------
+# Checkpoints that cannot be used ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -438,7 +438,7 @@ def test_folders_that_are_not_what_they_should_be(data, whole, tmp_path):
         resume(tmp_path)
 
 
-# What a run leaves behind --------------------------------------------------------------------------------------------------------
+# What a run leaves behind -----------------------------------------------------------------------------------
 
 
 def test_the_folder_says_what_was_run_and_what_happened(data, whole):

@@ -1,4 +1,4 @@
-"""Whole runs of LegoGCD and SPTNet with and without EAGC: on the digits, resumed inside an epoch, and in two processes."""
+"""Whole runs of LegoGCD and SPTNet with and without EAGC: resumed inside an epoch, and in two processes."""
 
 import copy
 import json
@@ -42,7 +42,7 @@ GENTLE = {"backbone_lr": 0.01, "head_lr": 0.01}  # steps that do not blow roundi
 
 
 class Snapshot(Callback):
-    """Keeps what is on the disk at the fifth batch of the second epoch, as a kill would leave it: the checkpoint is of the third."""
+    """Copies the folder at the fifth batch of the second epoch, as a kill would leave it."""
 
     def __init__(self, folder):
         self.folder = folder
@@ -63,7 +63,7 @@ def a_quarter(*arguments, **options):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the runs on the digits are, side by side, so that they share a reference model; with the starts of SPTNet."""
+    """The folder of all runs on the digits, which share a reference model; it holds the starts of SPTNet."""
     folder = tmp_path_factory.mktemp("digits")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(experiment_module, "open_data", a_quarter)

@@ -1,4 +1,4 @@
-"""Losses that hold labelled features to the reference model, each against its formula with Python loops in fp64."""
+"""Each alignment loss against its formula, written out with Python loops in fp64."""
 
 import math
 

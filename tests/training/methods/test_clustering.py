@@ -22,7 +22,7 @@ def nearest(point, centres, allowed=None):
 
 
 def brute_force(points, fixed, k, draws, cluster_size=None, iterations=10, tolerance=1e-4):
-    """One restart of the published description: (labels, centres, inertia) of the iteration with the lowest inertia."""
+    """One restart as published: (labels, centres, inertia) of the iteration with the lowest inertia."""
     free = [i for i, c in enumerate(fixed) if c == FREE]
     constrained = [i for i, c in enumerate(fixed) if c != FREE]
     centres = [
@@ -175,7 +175,7 @@ def test_blobs_that_do_not_overlap_are_found():
     )  # one cluster per class
 
 
-# Balancing -----------------------------------------------------------------------------------------------------------------------
+# Balancing --------------------------------------------------------------------------------------------------
 
 
 def test_balancing_ends_with_no_cluster_above_its_room():
@@ -196,7 +196,7 @@ def test_one_round_releases_the_farthest_and_sends_them_to_the_nearest_with_room
     assert _balance(distance, torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1, 1, 2])).tolist() == [0, 2, 3, 1]
 
 
-# Edges ---------------------------------------------------------------------------------------------------------------------------
+# Edges ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cluster_size", [None, 10])

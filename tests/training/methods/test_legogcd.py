@@ -1,4 +1,4 @@
-"""LegoGCD's two terms against the published formulas, written out with Python loops in fp64, and its running mean prediction."""
+"""LegoGCD's two terms against the published formulas in fp64 Python, and its running mean prediction."""
 
 import functools
 import math

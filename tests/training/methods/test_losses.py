@@ -13,7 +13,7 @@ ROWS = 2 * IMAGES
 
 @pytest.fixture
 def batch():
-    """Logits, unit-norm projections, labels (garbage on unlabelled rows), mask; view-major, 4 of 6 images labelled, one class twice."""
+    """Logits, unit-norm projections, labels (garbage on unlabelled rows), mask; 4 of 6 images labelled."""
     g = torch.Generator().manual_seed(0)
     logits = torch.rand(ROWS, CLASSES, generator=g, dtype=torch.float64) * 2 - 1
     h = torch.nn.functional.normalize(torch.randn(ROWS, DIM, generator=g, dtype=torch.float64), dim=1)

@@ -1,4 +1,4 @@
-"""SelEx: its terms against the published formulas written out with Python loops in fp64, its clusters, and whole runs."""
+"""SelEx: its terms against the published formulas in fp64 Python, its clusters, and whole runs."""
 
 import copy
 import dataclasses
@@ -45,7 +45,7 @@ def make(problem=None, preset="baseline", dataset="cub", **switches):
     return METHODS["selex"](resolve("selex", dataset, preset, **{"embedding_dim": 40, **switches}), problem)
 
 
-# The hierarchy -------------------------------------------------------------------------------------------------------------------
+# The hierarchy ----------------------------------------------------------------------------------------------
 
 
 def test_levels_of_the_data_sets():
@@ -77,7 +77,7 @@ def test_radius_is_half_the_way_to_the_nearest_other_prototype():
 
 
 class Plan:
-    """Stands for features: unit blobs of `classes` classes, `labelled` first, in the order of the merged set."""
+    """In place of features: unit blobs of `classes` classes, `labelled` first, in the merged set's order."""
 
     def __init__(self, known=4, novel=4, each=12, dim=16, spread=0.12):
         g = torch.Generator().manual_seed(2)
@@ -143,7 +143,7 @@ def test_coarse_groups_are_k_means_of_the_known_prototypes_of_level_0():
 
 
 def test_index_order_of_coarse_labels():
-    """Published: position p of [predicted known, predicted novel] is read as position p of [labelled, unlabelled]."""
+    """Published: position p of [predicted known, novel] is read as position p of [labelled, unlabelled]."""
     plan = Plan()
     x = F.normalize(plan.z, dim=1)
     right, published = (
@@ -181,7 +181,8 @@ def test_clustering_settings(monkeypatch, balanced, sizes):
     assert [a[2] for a, _ in calls] == [8, 4, 2, 8]
     assert [o["restarts"] for _, o in calls] == [1, 1, 1, 10]
     assert [o["iterations"] for _, o in calls] == [10] * 4
-    # the evaluation: labelled images fixed, the truth of the others not seen, unit features, labels of the unlabelled ones returned
+    # the evaluation: labelled images fixed, the truth of the others not seen, unit features, labels of the
+    # unlabelled ones returned
     x, fixed, _ = calls[-1][0]
     assert torch.equal(fixed, plan.label)
     torch.testing.assert_close(x, F.normalize(plan.z, dim=1))
@@ -213,12 +214,15 @@ def test_features_after_the_mlp_head_are_clustered():
     assert x.min() >= 0
 
 
-# The terms -----------------------------------------------------------------------------------------------------------------------
+# The terms --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def batch():
-    """Embeddings, clustered features, radii of every row at three levels; view-major. Distances lie on both sides of the diameters."""
+    """Embeddings, clustered features, radii of every row at three levels; view-major.
+
+    Distances lie on both sides of the diameters.
+    """
     g = torch.Generator().manual_seed(0)
     f = F.normalize(torch.randn(ROWS, 40, generator=g, dtype=torch.float64), dim=1)
     u = torch.randn(ROWS, 3, generator=g, dtype=torch.float64)
@@ -304,7 +308,7 @@ def test_targets_where_no_pair_is_far():
 
 
 def small_method_and_rows(**switches):
-    """16 features, 6 known of 10 classes, 20 images, levels (6,4) (3,2) (1,1), embeddings of 40 dimensions."""
+    """16 features, 6 known of 10 classes, 20 images, levels (6,4) (3,2) (1,1), 40 dimensions of embedding."""
     method = make(**switches).double()
     g = torch.Generator().manual_seed(3)
     method.clusters.copy_(torch.stack([torch.randint(k, (20,), generator=g) for k in (10, 5, 2)]))
@@ -375,7 +379,7 @@ def test_heads_and_losses_never_wait_for_the_device():
         (loss.supervised + loss.unsupervised).backward()
 
 
-# Head, optimiser, presets --------------------------------------------------------------------------------------------------------
+# Head, optimizer, presets -----------------------------------------------------------------------------------
 
 
 def test_head():
@@ -439,7 +443,7 @@ def test_settings_that_cannot_be_used_are_refused():
         make(smoothing=1.5)
 
 
-# Whole runs ----------------------------------------------------------------------------------------------------------------------
+# Whole runs -------------------------------------------------------------------------------------------------
 
 
 @register("small selex")

@@ -1,4 +1,4 @@
-"""SPTNet: prompts, phases and schedules against the published numbers, gradients against a whole ViT, and where it may start."""
+"""SPTNet: prompts, phases and schedules as published, gradients against a whole ViT, and its starts."""
 
 import dataclasses
 import functools
@@ -52,7 +52,7 @@ def weights(folder, name="last"):
     return load_checkpoint(folder / f"{name}.safetensors")[0]
 
 
-# Prompts -------------------------------------------------------------------------------------------------------------------------
+# Prompts ----------------------------------------------------------------------------------------------------
 
 
 def test_sizes_are_the_published_ones():
@@ -108,7 +108,7 @@ def test_both_prompts_are_summed():
     torch.testing.assert_close(method.prompts(x), x + (pad(x) - x) + (patch(x) - x))
 
 
-# Phases and schedules ------------------------------------------------------------------------------------------------------------
+# Phases and schedules ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -232,7 +232,7 @@ def test_half_precision_without_a_gpu_is_refused(data):
         Experiment(spt_config(data, precision="fp16"))  # device="cpu"
 
 
-# A step --------------------------------------------------------------------------------------------------------------------------
+# A step -----------------------------------------------------------------------------------------------------
 
 
 def test_inputs_of_the_phases():
@@ -365,7 +365,7 @@ def test_the_operator_acts_in_the_classifier_phase_alone_and_the_reference_sees_
 
 
 def test_the_ways_of_eagc_part_in_the_first_classifier_phase(data, starts, tmp_path):
-    """The same start with and without the operator: the same bits through the first prompt phase, others after it."""
+    """With and without the operator: the same bits in the first prompt phase, different ones after it."""
     seen = {}
     for way in ("init", "on"):
 
@@ -387,7 +387,7 @@ def test_the_ways_of_eagc_part_in_the_first_classifier_phase(data, starts, tmp_p
     ]
 
 
-# Starts --------------------------------------------------------------------------------------------------------------------------
+# Starts -----------------------------------------------------------------------------------------------------
 
 
 def test_a_run_starts_from_the_weights_that_simgcd_reports(data, starts, tmp_path):
@@ -458,7 +458,7 @@ def test_starts_that_do_not_fit_are_refused_before_a_folder_is_made(data, starts
         assert not (tmp_path / "run").exists()
 
 
-# What a run leaves behind --------------------------------------------------------------------------------------------------------
+# What a run leaves behind -----------------------------------------------------------------------------------
 
 
 def test_prompts_are_in_the_checkpoints_and_in_the_evaluation(data, starts, tmp_path):

@@ -77,7 +77,7 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
 def run_job(job: Job) -> dict[str, Any]:
     """Train the run of a job, or continue it.
 
-    A top-level function, so that spawned processes can be given it.
+    A top-level function, so that it can be sent to spawned processes.
     """
     config, folder = job.config, job.folder
     if (folder / "run.json").exists():

@@ -38,7 +38,7 @@ class Batches(NamedTuple):
     labelled: Callable[[], Iterable[Batch]]  # test view, in order
     unlabelled: Callable[[], Iterable[Batch]]  # test view, in order
     augmented: TrainLoader  # labelled, then unlabelled images in order, one augmented view
-    identity: dict[str, Any]  # what the views are made of, JSON-ready
+    identity: dict[str, Any]  # the origin of the views, JSON-ready
 
 
 def batches(

@@ -1,8 +1,8 @@
 """Batches. Every random draw is keyed, so that workers, ranks and resuming cannot change it.
 
 The images of an epoch are drawn by a generator seeded with (seed, epoch); view v of the draw at a position of
-the epoch is augmented by one seeded with (seed, epoch, position, v). No draw depends on what was drawn
-before, and the global generators of the process are left as they were.
+the epoch is augmented by one seeded with (seed, epoch, position, v). No draw depends on earlier draws,
+and the global generators of the process are left as they were.
 """
 
 from __future__ import annotations

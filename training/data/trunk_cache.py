@@ -3,7 +3,7 @@
 Training from them never runs the trunk.
 
 A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of `data.merged` whose last view
-is the test view, and `cache.json`: what the tokens were made of, and how many images are done. The record is
+is the test view, and `cache.json`: the origin of the tokens, and how many images are done. The record is
 replaced only after the tokens it counts are on the disk, so a build that was killed goes on where the record
 ends. Everything is written at its place, never appended: two builds of one cache at the same time write the
 same bytes.

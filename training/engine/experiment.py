@@ -52,7 +52,7 @@ class Experiment:
         student: encoder, coordinator (after `prepare`) and method, on the device.
         batches: the ways through the data.
         features: z of whole sets by the current student.
-        facts: what data and encoder turned out to be.
+        facts: split, trunk and sizes of the data and the encoder.
         reference_cross_entropy: of the reference model's last epoch; None before `prepare`, or without one.
     """
 

@@ -1,4 +1,4 @@
-"""The facts of a run: what run.json holds beside the configuration."""
+"""The facts of a run: the part of run.json beside the configuration."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class RunFacts:
 
     split_hash: str  # of the labelled and the unlabelled set
     trunk: str  # fingerprint of the frozen trunk
-    inputs: dict[str, Any]  # what the views are made of: pixels, or a trunk cache
+    inputs: dict[str, Any]  # origin of the views: pixels, or a trunk cache
 
     dim: int  # D of z
     known: int  # classes with labels

@@ -35,7 +35,7 @@ _OPTIMIZER = "optimiser."  # of names in checkpoints; the spelling of version 0.
 
 
 class RunWarning(UserWarning):
-    """A run whose numbers do not show what they seem to show."""
+    """The numbers of a run are of little use."""
 
 
 class Evaluation(NamedTuple):
@@ -47,7 +47,7 @@ class Evaluation(NamedTuple):
 
 
 class Callback:
-    """Looks into a run at every optimizer step; `loop.folder.log` writes down what it finds."""
+    """Looks into a run at every optimizer step; `loop.folder.log` writes a line for it."""
 
     def before_update(self, loop: Loop, rows: Rows) -> None:
         """After backward, before the step: `.grad` holds the gradient that is applied."""
@@ -60,7 +60,7 @@ class Loop:
     """The epochs of one run: optimizers, steps, log lines and checkpoints.
 
     Args:
-        experiment: what is trained.
+        experiment: the data and the student.
         folder: where the run is written. A checkpoint in it is continued.
         evaluate: judges the experiment's student at the end of an epoch.
         callbacks: called at every step, in this order.

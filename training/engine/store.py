@@ -45,7 +45,7 @@ def stored(
 def reference_key(
     encoder: AnchoredEncoder, config: Config, split_hash: str, inputs: dict[str, Any]
 ) -> dict[str, Any]:
-    """Everything the reference model depends on. `inputs`: what its pixels or tokens are made of."""
+    """Everything the reference model depends on. `inputs`: the origin of its pixels or tokens."""
     return {
         "kind": "reference-1",
         "split": split_hash,

@@ -74,7 +74,7 @@ def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
         vit = timm.create_model(
             timm_name, num_classes=0, global_pool="token", img_size=image_size, in_chans=channels
         )
-    except (TypeError, AssertionError) as error:  # what timm raises for arguments a model does not have
+    except (TypeError, AssertionError) as error:  # timm raises them for arguments that a model does not have
         raise ValueError(
             f"backbone {name!r} cannot be built as a ViT with a class token for {image_size} pixels: {error}"
         ) from error

@@ -94,7 +94,7 @@ def test_ranks_share_one_global_batch(digits, world):
         assert all(len(part.label) == 64 // world for part in parts)
         for v in range(2):
             assert torch.equal(torch.cat([part.views[v] for part in parts]), whole.views[v])
-        for field in ("label", "uq_idx", "labelled"):
+        for field in ("label", "uq_idx", "mask"):
             assert torch.equal(torch.cat([getattr(part, field) for part in parts]), getattr(whole, field))
 
 

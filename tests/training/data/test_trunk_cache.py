@@ -75,7 +75,7 @@ def test_cached_loader_gives_what_the_trunk_gives_for_the_same_views(cache, enco
     plain = train_loader(data, **settings)
     batches = 0
     for a, b, c in zip(cached.epoch(1), pixels.epoch(1), plain.epoch(1), strict=True):
-        for name in ("label", "uq_idx", "labelled"):
+        for name in ("label", "uq_idx", "mask"):
             assert torch.equal(getattr(a, name), getattr(b, name))
             assert torch.equal(getattr(a, name), getattr(c, name))
         tokens, images = torch.cat(a.views), torch.cat(b.views)

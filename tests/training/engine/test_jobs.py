@@ -24,37 +24,53 @@ def config(data, **switches):
     return small_runs.small_config(data, "simgcd", epochs=1, reference_epochs=1, **switches)
 
 
-def test_several_processes_in_order_and_a_failure(data, tmp_path):
-    first = Job(config(data), tmp_path / "first", {})
-    second = Job(
-        config(data, lambda_a=0.0), tmp_path / "second", {}, after=(first.folder,)
-    )  # uses the first one's reference model
-    broken = Job(config(data, trainable_blocks=9), tmp_path / "broken", {})
+@pytest.fixture(scope="module")
+def three(data, tmp_path_factory):
+    """Jobs `first`, `second` (which uses the reference model of the first) and `broken`, done by two processes."""
+    home = tmp_path_factory.mktemp("jobs")
+    first = Job(config(data), home / "first", {})
+    second = Job(config(data, lambda_a=0.0), home / "second", {}, after=(first.folder,))
+    broken = Job(config(data, trainable_blocks=9), home / "broken", {})
     ended = list(run_jobs([first, second, broken], 2, run_job))
-    results = {job.folder.name: result for job, result in ended}
+    return (first, second, broken), {job.folder.name: result for job, result in ended}
+
+
+def test_a_job_waits_for_the_one_it_needs(three):
+    (first, second, _), results = three
     assert list(results).index("first") < list(results).index("second")
+    begun = (second.folder / "tensorboard").stat().st_ctime_ns
+    assert begun > (first.folder / "result.json").stat().st_mtime_ns
+    assert len(list((first.folder.parent / "references").glob("reference-*"))) == 1
+
+
+def test_a_failure_is_given_and_the_others_go_on(three):
+    (first, second, _), results = three
     assert isinstance(results["broken"], ConfigError)
     assert "has only 4 blocks" in str(results["broken"])
-    for name in ("first", "second"):
-        assert results[name] == json.loads((tmp_path / name / "result.json").read_text())
-    assert len(list((tmp_path / "references").glob("reference-*"))) == 1
-    begun = {name: (tmp_path / name / "tensorboard").stat().st_ctime_ns for name in ("first", "second")}
-    assert begun["second"] > (tmp_path / "first" / "result.json").stat().st_mtime_ns
+    for job in (first, second):
+        assert results[job.folder.name] == json.loads((job.folder / "result.json").read_text())
 
+
+def test_finished_jobs_are_not_done_again(three):
+    (first, second, broken), _ = three
     assert unfinished([first, second, broken]) == [broken]
     moved = first._replace(config=first.config.replace(workers=3, root="elsewhere", log_every=1))
     assert unfinished([moved]) == []  # settings of the machine are no part of a run
     facts = RunFolder.open(first.folder).facts
-    assert unfinished([first._replace(facts={"trunk": facts.trunk, "split_hash": facts.split_hash})]) == []
-    for other in (
-        first._replace(config=first.config.replace(lambda_p=0.1)),
-        first._replace(facts={"trunk": "of other weights"}),
-        first._replace(facts={"split_hash": "of other data"}),
-    ):
-        with pytest.raises(
-            ConfigError, match="holds a run of other settings, data or weights: look elsewhere"
-        ):
-            unfinished([other], "look elsewhere")
+    same = first._replace(facts={"trunk": facts.trunk, "split_hash": facts.split_hash})
+    assert unfinished([same]) == []
+
+
+@pytest.mark.parametrize("what", ["settings", "weights", "data"])
+def test_a_folder_of_a_different_run_is_refused(three, what):
+    first = three[0][0]
+    other = {
+        "settings": first._replace(config=first.config.replace(lambda_p=0.1)),
+        "weights": first._replace(facts={"trunk": "of other weights"}),
+        "data": first._replace(facts={"split_hash": "of other data"}),
+    }[what]
+    with pytest.raises(ConfigError, match="holds a run of other settings, data or weights: look elsewhere"):
+        unfinished([other], "look elsewhere")
 
 
 def test_a_killed_process_fails_its_jobs_and_nothing_hangs(data, tmp_path):

@@ -416,23 +416,35 @@ def test_a_foreign_checkpoint_names_what_differs(data, half_done, tmp_path):
         resume(half_done)
 
 
-def test_other_images_and_other_settings_are_refused(data, half_done, tmp_path):
+def test_other_images_are_refused(half_done, tmp_path):
     fewer = tmp_path / "fewer.json"
     fewer.write_text(json.dumps({"known_classes": ["class3", "class4"], "labelled_fraction": 0.5}))
     with pytest.raises(CheckpointError, match="split_hash"):
         resume(half_done, split_file=str(fewer))
+
+
+def test_other_settings_are_refused(half_done):
     with pytest.raises(ConfigError, match="epochs cannot change in a run that exists"):
         resume(half_done, epochs=5)
 
 
-def test_folders_that_are_not_what_they_should_be(data, whole, tmp_path):
+def test_a_new_run_needs_an_empty_folder(whole):
     with pytest.raises(ConfigError, match="is not an empty folder: resume the run in it"):
         train(whole[0], whole[1])
+
+
+def test_a_folder_without_run_json_is_no_run(tmp_path):
     with pytest.raises(ConfigError, match="is not a run folder"):
         resume(tmp_path)
+
+
+def test_a_run_json_that_was_cut_short_is_named(tmp_path):
     (tmp_path / "run.json").write_text('{"config": {"method": "small", "epochs": ')
     with pytest.raises(ConfigError, match=r"run\.json cannot be read"):
         resume(tmp_path)
+
+
+def test_a_run_json_with_a_wrong_setting_is_named(whole, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"config": {**whole[0].to_json(), "epochs": "three"}}))
     with pytest.raises(ConfigError, match="epochs='three': expected a whole number"):
         resume(tmp_path)
@@ -441,37 +453,47 @@ def test_folders_that_are_not_what_they_should_be(data, whole, tmp_path):
 # What a run leaves behind -----------------------------------------------------------------------------------
 
 
-def test_the_folder_says_what_was_run_and_what_happened(data, whole):
-    config, path, result = whole
-    folder = RunFolder.open(path)
-    assert folder.config == config
-    found = open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
-    facts = folder.facts
-    assert facts.split_hash == found.split_hash
-    assert [facts.known, facts.classes, facts.images, facts.labelled, facts.steps_per_epoch] == [
-        3,
-        5,
-        60,
-        18,
-        7,
-    ]
-    assert facts.versions["torch"] == torch.__version__.split("+")[0]
-    assert facts.commit == environment.commit()
+@pytest.fixture
+def opened(data):
+    """The data of the runs."""
+    return open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
 
-    epochs = [line for line in folder.metrics() if line["kind"] == "epoch"]
-    steps = [line for line in folder.metrics() if line["kind"] == "step"]
+
+def of_kind(folder, kind):
+    return [line for line in RunFolder.open(folder).metrics() if line["kind"] == kind]
+
+
+def test_the_folder_says_what_was_run(whole, opened):
+    folder = RunFolder.open(whole[1])
+    assert folder.config == whole[0]
+    facts = folder.facts
+    assert facts.split_hash == opened.split_hash
+    assert (facts.known, facts.classes, facts.images, facts.labelled) == (3, 5, 60, 18)
+    assert facts.steps_per_epoch == 7
+    assert facts.versions["torch"] == torch.__version__.split("+")[0]
+    assert (facts.commit is None) == (environment.commit() is None)
+
+
+def test_the_folder_says_what_happened(whole):
+    _, path, result = whole
+    epochs, steps = of_kind(path, "epoch"), of_kind(path, "step")
     assert [line["epoch"] for line in epochs] == [0, 1, 2]
-    assert [(line["epoch"], line["position"]) for line in steps] == [
-        (e, p) for e in range(3) for p in (2, 5, 6)
-    ]
+    positions = [(line["epoch"], line["position"]) for line in steps]
+    assert positions == [(e, p) for e in range(3) for p in (2, 5, 6)]
     assert result["last"] == {key: epochs[-1][key] for key in ("epoch", "all", "old", "new")}
     assert result["best"]["all"] == max(line["all"] for line in epochs)
     assert result["headline"] == "best"
-    # the loss adds up, and the histograms count the unlabelled rows of exactly that batch
-    line = steps[4]
+
+
+def test_the_logged_loss_adds_up(whole):
+    line = of_kind(whole[1], "step")[4]
     assert line["loss"] == pytest.approx(line["supervised"] + line["unsupervised"], rel=1e-5)
     assert line["supervised"] == pytest.approx(0.35 * (line["cls"] + line["supcon"]), rel=1e-5)
-    batch = next(iter(train_loader(found, batch_size=8, seed=0).epoch(1, start=5)))
+
+
+def test_the_histograms_count_the_unlabelled_rows_of_exactly_that_batch(whole, opened):
+    line = of_kind(whole[1], "step")[4]
+    batch = next(iter(train_loader(opened, batch_size=8, seed=0).epoch(1, start=5)))
     for name in ("energy", "tau"):
         assert sum(line[f"{name}_histogram"]) == 2 * (~batch.mask).sum().item()
         quantiles = [line[f"{name}_q{q}"] for q in (0, 10, 25, 50, 75, 90, 100)]
@@ -479,12 +501,14 @@ def test_the_folder_says_what_was_run_and_what_happened(data, whole):
         assert quantiles[0] >= 0
         assert quantiles[-1] <= 1
 
+
+def test_tensorboard_has_the_numbers_of_the_lines(whole):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = EventAccumulator(str(path / "tensorboard")).Reload()
-    assert [round(event.value, 4) for event in board.Scalars("epoch/all")] == [
-        round(line["all"], 4) for line in epochs
-    ]
+    epochs, steps = of_kind(whole[1], "epoch"), of_kind(whole[1], "step")
+    board = EventAccumulator(str(whole[1] / "tensorboard")).Reload()
+    shown = [round(event.value, 4) for event in board.Scalars("epoch/all")]
+    assert shown == [round(line["all"], 4) for line in epochs]
     assert len(board.Scalars("step/tau_q50")) == len(steps)
 
 

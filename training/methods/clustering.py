@@ -1,4 +1,4 @@
-"""Semi-supervised k-means: fixed points keep their cluster, the others go to the nearest centre.
+"""Semi-supervised k-means: fixed points keep their cluster, the others go to the nearest center.
 
 It is plain (GCD) or balanced (SelEx). All work is done by matrix products on the device of the points; the
 random numbers come from a CPU generator, so that they are the same on every device.
@@ -25,8 +25,8 @@ class Clusters(NamedTuple):
     """N points in K clusters."""
 
     labels: Tensor  # (N,) int64
-    centres: Tensor  # (K, D)
-    # Sum of squared distances, before the last update, to the own centre (fixed) or to the nearest (free)
+    centers: Tensor  # (K, D)
+    # Sum of squared distances, before the last update, to the own center (fixed) or to the nearest (free)
     inertia: float
 
 
@@ -45,17 +45,17 @@ def semi_supervised_kmeans(
 ) -> Clusters:
     """Cluster `points` (N, D) into `k` clusters.
 
-    The first centre of a cluster with fixed points is their mean; the other first centres are chosen among
+    The first center of a cluster with fixed points is their mean; the other first centers are chosen among
     the free points by k-means++. With `cluster_size`, stage A comes first: iteration t = 0, 1, ... moves
-    points out of overfull clusters in t rounds, and updates only the centres of clusters without fixed
-    points. Stage B is ordinary: all centres are the means of their points.
+    points out of overfull clusters in t rounds, and updates only the centers of clusters without fixed
+    points. Stage B is ordinary: all centers are the means of their points.
 
     Args:
         fixed: (N,) int64, the cluster of a fixed point, -1 for a free one.
         generator: CPU generator of the k-means++ draws.
         cluster_size: most points of a cluster in stage A, fixed ones included; None: no stage A (as in GCD).
         restarts: the iteration with the lowest inertia of all restarts is returned.
-        iterations: hard cap of each stage. A stage ends sooner when (sum of the centres' shifts)^2 <
+        iterations: hard cap of each stage. A stage ends sooner when (sum of the centers' shifts)^2 <
             `tolerance`.
         progress: text before a progress bar over the iterations; None: no bar.
     """
@@ -70,19 +70,19 @@ def semi_supervised_kmeans(
         task = _Task(points, fixed, k)
         best: Clusters | None = None
         for _ in range(restarts):
-            centres = task.first_centres(generator)
+            centers = task.first_centers(generator)
             for stage in stages:
                 # For free points; below 0 there is none.
                 room = cluster_size - task.fixed_count if stage == "capacity" else None
                 for t in range(iterations):
-                    free_labels, inertia = task.assign(centres, room, rounds=t)
+                    free_labels, inertia = task.assign(centers, room, rounds=t)
                     moved = task.update(
-                        centres, free_labels, task.without_fixed if stage == "capacity" else None
+                        centers, free_labels, task.without_fixed if stage == "capacity" else None
                     )
                     if best is None or inertia < best.inertia:
                         best = Clusters(task.labels(free_labels), moved, inertia)
-                    shift = (moved - centres).norm(dim=1).sum().item()
-                    centres = moved
+                    shift = (moved - centers).norm(dim=1).sum().item()
+                    centers = moved
                     bar.update()
                     if shift**2 < tolerance:
                         bar.update(iterations - 1 - t)
@@ -91,16 +91,16 @@ def semi_supervised_kmeans(
 
 
 @torch.no_grad()
-def kmeans_plus_plus(points: Tensor, centres: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def kmeans_plus_plus(points: Tensor, centers: Tensor, count: int, generator: torch.Generator) -> Tensor:
     """`count` of the `points` (N, D), drawn one after the other: (count, D).
 
-    The probability is proportional to the squared distance to the nearest of `centres` (c, D) and of the
+    The probability is proportional to the squared distance to the nearest of `centers` (c, D) and of the
     points drawn before; without any of them (c = 0) the first is drawn uniformly.
     """
     lengths = points.square().sum(1)
     nearest = (
-        squared_distances(points, centres, lengths).amin(1)
-        if len(centres)
+        squared_distances(points, centers, lengths).amin(1)
+        if len(centers)
         else torch.full_like(lengths, torch.inf)
     )
     chosen = points.new_empty(count, points.shape[1])
@@ -112,9 +112,9 @@ def kmeans_plus_plus(points: Tensor, centres: Tensor, count: int, generator: tor
     return chosen
 
 
-def squared_distances(points: Tensor, centres: Tensor, lengths: Tensor) -> Tensor:
-    """|x - c|^2 (N, K) of points (N, D), whose squared `lengths` (N,) are known, and centres (K, D)."""
-    return torch.addmm(lengths[:, None] + centres.square().sum(1), points, centres.T, alpha=-2).clamp_(min=0)
+def squared_distances(points: Tensor, centers: Tensor, lengths: Tensor) -> Tensor:
+    """|x - c|^2 (N, K) of points (N, D), whose squared `lengths` (N,) are known, and centers (K, D)."""
+    return torch.addmm(lengths[:, None] + centers.square().sum(1), points, centers.T, alpha=-2).clamp_(min=0)
 
 
 class _Task:
@@ -129,34 +129,34 @@ class _Task:
         self.without_fixed = self.fixed_count == 0
         self.free_lengths = self.free.square().sum(1)
 
-    def first_centres(self, generator: torch.Generator) -> Tensor:
-        centres = self.fixed_sum / self.fixed_count.clamp(min=1)[:, None]
+    def first_centers(self, generator: torch.Generator) -> Tensor:
+        centers = self.fixed_sum / self.fixed_count.clamp(min=1)[:, None]
         # If nothing is free, the clusters without fixed points stay empty.
         pool = self.free if len(self.free) else self.points
-        centres[self.without_fixed] = kmeans_plus_plus(
-            pool, centres[~self.without_fixed], int(self.without_fixed.sum()), generator
+        centers[self.without_fixed] = kmeans_plus_plus(
+            pool, centers[~self.without_fixed], int(self.without_fixed.sum()), generator
         )
-        return centres
+        return centers
 
-    def assign(self, centres: Tensor, room: Tensor | None, rounds: int) -> tuple[Tensor, float]:
+    def assign(self, centers: Tensor, room: Tensor | None, rounds: int) -> tuple[Tensor, float]:
         """Clusters of the free points, and the inertia."""
-        distance = squared_distances(self.free, centres, self.free_lengths)
+        distance = squared_distances(self.free, centers, self.free_lengths)
         nearest, labels = distance.min(1)
-        inertia = nearest.sum() + (self.fixed_points - centres[self.fixed_labels]).square().sum()
+        inertia = nearest.sum() + (self.fixed_points - centers[self.fixed_labels]).square().sum()
         for _ in range(rounds if room is not None else 0):
             labels = _balance(distance, labels, room)
         return labels, inertia.item()
 
-    def update(self, centres: Tensor, free_labels: Tensor, movable: Tensor | None) -> Tensor:
+    def update(self, centers: Tensor, free_labels: Tensor, movable: Tensor | None) -> Tensor:
         """Means of the clusters.
 
-        An empty cluster keeps its centre: a mean of nothing is NaN, which attracts all points.
+        An empty cluster keeps its center: a mean of nothing is NaN, which attracts all points.
         """
         total, count = _sums(self.free, free_labels, self.k)
         count = count + self.fixed_count
         means = (self.fixed_sum + total) / count.clamp(min=1)[:, None]
         changes = count > 0 if movable is None else (count > 0) & movable
-        return torch.where(changes[:, None], means, centres)
+        return torch.where(changes[:, None], means, centers)
 
     def labels(self, free_labels: Tensor) -> Tensor:
         return self.fixed.index_copy(0, self.where_free, free_labels)
@@ -192,7 +192,7 @@ def _check(
             f"points must be (N, D) floating with N >= 1, got {tuple(points.shape)} {points.dtype}"
         )
     if not points.isfinite().all():
-        raise ValueError("points are not finite: a NaN would draw every point to one centre")
+        raise ValueError("points are not finite: a NaN would draw every point to one center")
     if fixed.shape != points.shape[:1] or fixed.dtype != torch.int64 or fixed.device != points.device:
         raise ValueError(
             f"fixed must be int64 ({len(points)},) on {points.device}, "

@@ -117,7 +117,7 @@ class SelEx(Method):
         generator = torch.Generator().manual_seed(draw_key(self.config.seed, epoch, -2))
         for i, level in enumerate(self.cluster_hierarchy(self.unit_features(z), label, generator)):
             self.clusters[i, uq_idx] = level.labels
-            self.radii[i, : len(level.centres)] = radii(level.centres)
+            self.radii[i, : len(level.centers)] = radii(level.centers)
         if dist.is_initialized():  # rounding on a different device must not give a process different clusters
             dist.broadcast(self.clusters, 0)
             dist.broadcast(self.radii, 0)
@@ -133,7 +133,7 @@ class SelEx(Method):
         clusters = [first]
         for i, (old, new) in enumerate(self.levels[1:], 1):
             # Always from the prototypes of level 0: levels are not nested.
-            prototypes = first.centres[: self.levels[0][0]].double().cpu().numpy()
+            prototypes = first.centers[: self.levels[0][0]].double().cpu().numpy()
             groups = torch.from_numpy(KMeans(old, n_init=10, random_state=0).fit_predict(prototypes)).to(
                 label
             )

@@ -253,8 +253,8 @@ class PadPrompt(nn.Module):
         self.left, self.right = (nn.Parameter(torch.zeros(channels, inner, width)) for _ in range(2))
 
     def forward(self, images: Tensor) -> Tensor:
-        centre = self.top.new_zeros(len(self.top), self.inner, self.inner)
-        return images + torch.cat([self.top, torch.cat([self.left, centre, self.right], 2), self.bottom], 1)
+        center = self.top.new_zeros(len(self.top), self.inner, self.inner)
+        return images + torch.cat([self.top, torch.cat([self.left, center, self.right], 2), self.bottom], 1)
 
 
 class PatchPrompt(nn.Module):

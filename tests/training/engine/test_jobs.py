@@ -26,7 +26,7 @@ def config(data, **switches):
 
 @pytest.fixture(scope="module")
 def three(data, tmp_path_factory):
-    """Jobs `first`, `second` (which uses the reference model of the first) and `broken`, done by two processes."""
+    """Jobs `first`, `second` (with the reference model of the first) and `broken`, done by two processes."""
     home = tmp_path_factory.mktemp("jobs")
     first = Job(config(data), home / "first", {})
     second = Job(config(data, lambda_a=0.0), home / "second", {}, after=(first.folder,))

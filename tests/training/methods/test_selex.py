@@ -81,7 +81,7 @@ class Plan:
 
     def __init__(self, known=4, novel=4, each=12, dim=16, spread=0.12):
         g = torch.Generator().manual_seed(2)
-        centres = F.normalize(torch.randn(known + novel, dim, generator=g), dim=1)
+        centers = F.normalize(torch.randn(known + novel, dim, generator=g), dim=1)
         y = torch.arange(known + novel).repeat_interleave(each)
         first = (y < known) & (torch.arange(len(y)) % 2 == 0)
         rest = (~first).nonzero().flatten()
@@ -89,7 +89,7 @@ class Plan:
             [y[first], y[rest[torch.randperm(len(rest), generator=g)]]]
         )  # unlabelled images of all classes in any order
         self.y, self.known, self.labelled_count = y, known, int(first.sum())
-        self.z = 5 * (centres[y] + spread * torch.randn(len(y), dim, generator=g))
+        self.z = 5 * (centers[y] + spread * torch.randn(len(y), dim, generator=g))
         self.label = torch.where(torch.arange(len(y)) < self.labelled_count, y, -1)
         self.uq_idx = torch.randperm(len(y), generator=g)  # positions in the data set, not in the merged one
         self.problem = Problem(dim, known, known + novel, len(y), 3, 8, 4)
@@ -164,7 +164,7 @@ def test_index_order_of_coarse_labels():
             published[level].labels[:n], right[level].labels[:n]
         )  # labelled images are right either way
         assert not torch.equal(published[level].labels[n:], right[level].labels[n:])
-        assert torch.equal(published[level].centres, right[level].centres)
+        assert torch.equal(published[level].centers, right[level].centers)
 
 
 @pytest.mark.parametrize(("balanced", "sizes"), [(True, [12, 24, 48, 12]), (False, [None] * 4)])

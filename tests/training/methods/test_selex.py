@@ -365,7 +365,7 @@ def test_equal_embeddings_have_a_finite_gradient():
 def test_a_batch_without_labelled_rows_trains_on():
     method, rows, z = small_method_and_rows()
     loss = method.loss(
-        method(z), rows._replace(labelled=torch.zeros(ROWS, dtype=torch.bool), label=torch.full((ROWS,), -1))
+        method(z), rows._replace(mask=torch.zeros(ROWS, dtype=torch.bool), label=torch.full((ROWS,), -1))
     )
     assert loss.terms["supcon"].item() == 0
     (loss.supervised + loss.unsupervised).backward()

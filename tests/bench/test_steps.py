@@ -135,7 +135,7 @@ def test_cached_tokens_and_pixels_give_the_same_step(setting, tmp_path):
     for cached, pixels in zip(*(loader.epoch(0) for loader in loaders)):
         cached, pixels = rows_of(cached, setting.device), rows_of(pixels, setting.device)
         assert cached.views[0].ndim == 3 and pixels.views[0].ndim == 4
-        assert torch.equal(cached.rows.label, pixels.rows.label)
+        assert torch.equal(cached.label, pixels.label)
         # Both coordinators run their energy reference on; started anew they see the same batch.
         step.model.eagc.energy_ref.copy_(setting.subspace.energy_ref)
         whole.model.coordinator.energy_ref = setting.subspace.energy_ref.item()

@@ -162,7 +162,10 @@ def look_at_pretrained(experiment: Experiment, novel: Tensor, images: Tensor) ->
             for part in novel.split(128)
         ]
     return Look(
-        "pretrained", None, torch.cat(parts), attention_maps(encoder, views_of(data, images).to(experiment.device))
+        "pretrained",
+        None,
+        torch.cat(parts),
+        attention_maps(encoder, views_of(data, images).to(experiment.device)),
     )
 
 

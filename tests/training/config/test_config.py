@@ -17,7 +17,7 @@ from eagc_ops.training.config import (
     resolve,
 )
 from eagc_ops.training.methods import METHODS
-from eagc_ops.training.methods.base import cosine
+from eagc_ops.training.models.optimization import cosine
 
 DATASETS = ("cub", "scars", "aircraft", "cifar100", "imagenet100", "herbarium19")
 

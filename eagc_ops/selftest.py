@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 
 from eagc_ops import kernels
+from eagc_ops.console import Parser, command, whole_number
 from eagc_ops.kernels import formulas
 from eagc_ops.subspace import solve_conceptor
 
@@ -76,8 +77,9 @@ class Result:
         )
 
 
+@command("eagc selftest")
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
+    parser = Parser(
         prog="eagc selftest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument(
@@ -87,13 +89,11 @@ def main(argv: list[str]) -> int:
     )
     parser.add_argument(
         "--repeats",
-        type=int,
+        type=whole_number(),
         default=200,
         help="runs of each Triton case whose bits are compared (default: 200)",
     )
     arguments = parser.parse_args(argv)
-    if arguments.repeats < 1:
-        parser.error(f"--repeats {arguments.repeats} must be at least 1")
     try:
         device = torch.device(arguments.device)
         torch.zeros(1, device=device)

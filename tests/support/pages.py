@@ -32,7 +32,7 @@ class Page(HTMLParser):
             self.tables[-1][-1].append(self._cell)
             self._cell = None
         if tag == "figcaption":
-            self.captions.append(self._caption)
+            self.captions.append(" ".join(self._caption.split()))
             self._caption = None
 
     def handle_data(self, data):

@@ -5,10 +5,8 @@ Features are those of the pretrained backbone, and the labelled images are those
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
-import sys
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -20,7 +18,6 @@ from torch.nn import functional as F
 
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.analysis.accuracy import accuracy
-from eagc_ops.training.config import ConfigError, add_config_arguments, config_from_arguments
 from eagc_ops.training.data.batches import Batches
 from eagc_ops.training.progress import bar as progress_bar
 
@@ -28,7 +25,6 @@ LARGEST, RESTARTS = (
     1000,
     10,
 )  # the published search; scikit-learn's own default of restarts has changed from 10 to 1
-SETTINGS = ("dataset", "root", "split_file", "image_size", "backbone", "weights", "seed", "device", "workers")
 
 
 class Estimate(NamedTuple):
@@ -106,42 +102,3 @@ def all_features(encoder: AnchoredEncoder, batches: Batches) -> tuple[Tensor, Te
             z.append(encoder.student(encoder.trunk(batch.views[0].to(device, non_blocking=True))).float())
             label.append(batch.label.where(batch.labelled, -1))
     return torch.cat(z), torch.cat(label)
-
-
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="eagc estimate-k", description=__doc__)
-    add_config_arguments(parser, SETTINGS)
-    parser.add_argument(
-        "--search", choices=tuple(SEARCHES), default="brent", help="how K is searched [brent]"
-    )
-    parser.add_argument("--largest", type=int, default=LARGEST, metavar="N", help=f"largest K [{LARGEST}]")
-    parser.add_argument(
-        "--restarts", type=int, default=RESTARTS, metavar="N", help=f"restarts of every k-means [{RESTARTS}]"
-    )
-    arguments = parser.parse_args(argv)
-    from eagc_ops.training.commands.cli import RUNS
-    from eagc_ops.training.engine.loop import Loop  # imports this module for --k estimate
-    from eagc_ops.training.engine.pretraining import with_encoder
-
-    try:
-        config = config_from_arguments(
-            argparse.Namespace(**vars(arguments), batch_size=2)
-        )  # not used, but must fit a small data set
-        loop = Loop(config if hasattr(arguments, "weights") else with_encoder(config, RUNS))
-        features, label = all_features(loop.student.encoder, loop.batches)
-        found = estimate_k(
-            features,
-            label,
-            loop.data.known,
-            search=arguments.search,
-            largest=arguments.largest,
-            restarts=arguments.restarts,
-            progress=True,
-        )
-    except (ConfigError, ValueError, OSError) as error:
-        print(f"eagc estimate-k: {error}", file=sys.stderr)
-        return 2
-    for k in sorted(found.tried):
-        print(f"K {k:5}  labelled accuracy {found.tried[k]:.2%}")
-    print(f"estimated K: {found.k}, of which {loop.data.known} are known")
-    return 0

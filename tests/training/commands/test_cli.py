@@ -319,7 +319,7 @@ ERRORS = {
     ),
     "verify no root": (["data", "verify", "--dataset", "cub"], "--root is missing"),
     "no data command": (["data"], "COMMAND"),
-    "demo without seeds": (["demo", "--seeds", "0"], "--seeds must be at least 1"),
+    "demo without seeds": (["demo", "--seeds", "0"], "--seeds: must be a whole number >= 1, got 0"),
 }
 
 

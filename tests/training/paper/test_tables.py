@@ -654,7 +654,7 @@ NEEDS = {
     ),
     "unknown table": (["ablations", "--dataset", "digits"], "ablations"),
     "unknown data set": (["main", "--dataset", "birds"], "birds"),
-    "no seeds": (["main", "--dataset", "digits", "--seeds", "0"], "--seeds must be at least 1"),
+    "no seeds": (["main", "--dataset", "digits", "--seeds", "0"], "--seeds: must be a whole number >= 1, got 0"),
 }
 
 

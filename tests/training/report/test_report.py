@@ -11,15 +11,9 @@ from pages import Page
 
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.engine.run_folder import RunFolder
-from eagc_ops.training.report.page import (
-    grouped,
-    mean_std,
-    measures,
-    plus_minus,
-    read_run,
-    sweeps,
-    write_report,
-)
+from eagc_ops.training.report.measures import mean_std, measures, plus_minus
+from eagc_ops.training.report.page import write_report
+from eagc_ops.training.report.runs import grouped, read_run, sweeps
 
 FACTS = {
     "split_hash": "5" * 64,

@@ -4,12 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 
+from eagc_ops.training.commands.demo import main
 from eagc_ops.training.data import ImageSubset, open_data
 from eagc_ops.training.engine import jobs, loop
 from eagc_ops.training.engine import pretraining as pretrain
 from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.report.measures import measures
+from eagc_ops.training.report.runs import read_run
 from eagc_ops.training.studies import demo
-from eagc_ops.training.studies.demo import conclusions, main, summary
+from eagc_ops.training.studies.demo import conclusions, summary
 
 # Three seeds of every variant, as a run recorded them (rounded)
 ALL = {
@@ -51,7 +54,7 @@ def cells(line):
 
 
 def test_the_tables_hold_means_deviations_and_paired_differences():
-    lines = summary(records())
+    lines = summary(records()).splitlines()
     table, paired = lines[1:7], lines[9:14]
     head = cells(table[0])
     assert head[:4] == ["All %", "Old %", "New %", "GDC clean"]
@@ -75,7 +78,7 @@ def test_the_tables_hold_means_deviations_and_paired_differences():
 
 
 def test_the_conclusions_follow_the_signs():
-    text = "\n".join(conclusions(records()))
+    text = conclusions(records())
     said = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ")}
     assert "(c) mixed (2 up, 1 down), (d) up on all 3 seeds, (e) down on all 3 seeds" in said["All"]
     assert "(c) down on all 3 seeds, (d) mixed (1 up, 1 down), (e) down on all 3 seeds" in text
@@ -116,8 +119,8 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
     out = capsys.readouterr().out
     assert "3. 2 runs, 1 at a time" in out
     for name, folder in (("b", "b-seed0"), ("e", "e-seed0")):
-        run = demo.read_run(tmp_path / "runs" / folder)
-        found = demo.measures(run)
+        run = read_run(tmp_path / "runs" / folder)
+        found = measures(run)
         (line,) = [line for line in out.split("Paired")[0].splitlines() if line.startswith(f"({name})")]
         assert cells(line)[1:4] == [f"{found[key]:.1f}" for key in ("all", "old", "new")]
         assert cells(line)[4:7] == [

@@ -1,0 +1,45 @@
+"""`eagc estimate-k`."""
+
+from __future__ import annotations
+
+import argparse
+
+from eagc_ops.console import Parser, command, whole_number
+from eagc_ops.training.commands.common import RUNS
+from eagc_ops.training.config import add_config_arguments, config_from_arguments
+
+SETTINGS = ("dataset", "root", "split_file", "image_size", "backbone", "weights", "seed", "device", "workers")
+
+
+@command("eagc estimate-k")
+def main(argv: list[str]) -> int:
+    """Estimate the number of classes K of a data set: the K whose k-means on all images agrees best with the
+    known labels."""
+    parser = Parser(prog="eagc estimate-k", description=main.__doc__)
+    add_config_arguments(parser, SETTINGS)
+    parser.add_argument(
+        "--search", choices=("brent", "bisection"), default="brent", help="how K is searched [brent]"
+    )
+    parser.add_argument(
+        "--largest", type=whole_number(), default=1000, metavar="N", help="largest K that is tried [1000]"
+    )
+    parser.add_argument(
+        "--restarts", type=whole_number(), default=10, metavar="N", help="restarts of every k-means [10]"
+    )
+    settings = vars(parser.parse_args(argv))
+    search = {name: settings.pop(name) for name in ("search", "largest", "restarts")}
+    # The batch size takes no part, but must fit a small data set.
+    config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
+
+    # Accelerate, timm and scikit-learn take seconds to import: --help and wrong options do not wait for them.
+    from eagc_ops.training.analysis.estimate_k import all_features, estimate_k
+    from eagc_ops.training.engine.loop import Loop
+    from eagc_ops.training.engine.pretraining import with_encoder
+
+    loop = Loop(config if "weights" in settings else with_encoder(config, RUNS))
+    features, label = all_features(loop.student.encoder, loop.batches)
+    estimate = estimate_k(features, label, loop.data.known, **search, progress=True)
+    for k, accuracy in sorted(estimate.tried.items()):
+        print(f"K {k:5}  labelled accuracy {accuracy:.2%}")
+    print(f"estimated K: {estimate.k}, of which {loop.data.known} are known")
+    return 0

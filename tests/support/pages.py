@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 
 class Page(HTMLParser):
-    """Tables as rows of cell texts, captions, attributes that could load something, and the texts of the SVGs."""
+    """Tables as rows of cell texts, captions, attributes that could load something, and all texts."""
 
     def __init__(self, text):
         super().__init__()

@@ -1,4 +1,4 @@
-"""Pictures of weights: what is drawn is computed again from the files of small runs, without the code that drew it."""
+"""Pictures of weights: the values drawn are computed again from the files of small runs."""
 
 import re
 import shutil
@@ -79,7 +79,7 @@ def page(runs, tmp_path_factory):
 
 
 def features(path, data):
-    """z of a run's encoder (None: the pretrained one), image by image, by timm's own forward: (labelled, unlabelled), fp32."""
+    """z (labelled, unlabelled) of a run's encoder (None: the pretrained one), by timm's own forward."""
     opened = open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
     vit = load_backbone("vit_digits", data["weights"], image_size=16, channels=3)
     if path is not None:
@@ -113,7 +113,7 @@ def energies(runs, data):
 
 
 def assert_counts(patch, values):
-    """A histogram of shares holds `values`: below each edge as many of them as there are (to rounding of the values)."""
+    """A histogram of shares holds `values`: the right number below each edge, up to rounding."""
     shares, edges, _ = patch.get_data()
     counts = shares * len(values)
     np.testing.assert_allclose(counts, counts.round(), atol=1e-9)

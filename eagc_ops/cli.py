@@ -8,8 +8,7 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A command's module, which has main(argv) -> exit code; the extra that installs its packages; a line of
-    help."""
+    """A command: its module has main(argv) -> exit code, its extra installs the packages it needs."""
 
     module: str
     extra: str

@@ -19,8 +19,7 @@ Main = Callable[[list[str]], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line and name the nearest option; it guesses no
-    abbreviations."""
+    """An ArgumentParser without abbreviations, whose errors are one line and name the nearest option."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
@@ -41,10 +40,10 @@ class Parser(argparse.ArgumentParser):
 
 
 def command(name: str) -> Callable[[Main], Main]:
-    """Decorate a command's main function: an error that the user can correct becomes one line and exit code
-    2.
+    """Decorate a command's main function so that errors for the user are printed in one line.
 
-    A run that diverged (FloatingPointError) gives exit code 1. A warning is printed in one line.
+    An error that the user can correct gives exit code 2. A run that diverged (FloatingPointError) gives exit
+    code 1. A warning is printed in one line.
     """
 
     def decorate(main: Main) -> Main:

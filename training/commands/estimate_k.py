@@ -13,8 +13,7 @@ SETTINGS = ("dataset", "root", "split_file", "image_size", "backbone", "weights"
 
 @command("eagc estimate-k")
 def main(argv: list[str]) -> int:
-    """Estimate the number of classes K of a data set: the K whose k-means on all images agrees best with the
-    known labels."""
+    """Estimate the number of classes of a data set: the K whose k-means agrees best with the known labels."""
     parser = Parser(prog="eagc estimate-k", description=main.__doc__)
     add_config_arguments(parser, SETTINGS)
     parser.add_argument(

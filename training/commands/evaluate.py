@@ -11,8 +11,7 @@ from eagc_ops.training.config import add_config_arguments
 
 @command("eagc evaluate")
 def main(argv: list[str]) -> int:
-    """Compute All / Old / New on the unlabelled set from the weights of a run (one optimal matching of
-    clusters to classes)."""
+    """Compute All / Old / New on the unlabelled set from the weights of a run."""
     parser = Parser(prog="eagc evaluate", description=main.__doc__)
     parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
     parser.add_argument(

@@ -11,8 +11,7 @@ from eagc_ops.training.config import add_config_arguments
 
 @command("eagc report")
 def main(argv: list[str]) -> int:
-    """Write a self-contained HTML page about runs: curves, energies, gradient entanglement, mean and std over
-    seeds."""
+    """Write a self-contained HTML page about runs: curves, energies, mean and std over seeds."""
     parser = Parser(prog="eagc report", description=main.__doc__)
     parser.add_argument(
         "runs",

@@ -39,8 +39,7 @@ DEFAULTS: dict[str, Any] = {
 
 @command("eagc table")
 def main(argv: list[str]) -> int:
-    """Train the missing runs of a table of the paper on one data set, and write it with the paper's values
-    beside ours."""
+    """Train the missing runs of a table on one data set, and write it with the paper's values beside ours."""
     parser = _parser()
     typed = vars(parser.parse_args(argv))
     options = DEFAULTS | typed
@@ -67,8 +66,7 @@ def main(argv: list[str]) -> int:
 
 
 def _parser() -> Parser:
-    """Only options that were typed end up in the namespace: the overhead table refuses those it cannot
-    use."""
+    """The options. Only those that were typed end up in the namespace: overhead refuses some."""
     usage = (
         "eagc table NAME --dataset digits | eagc table NAME --dataset cub --root FOLDER --split-file FILE "
         "--weights FILE [options]"
@@ -148,8 +146,10 @@ def _fill(order: Order, options: Mapping[str, Any]) -> int:
 
 
 def _overhead(parser: Parser, typed: Mapping[str, Any], options: Mapping[str, Any]) -> int:
-    """`eagc bench overhead` measures it, in a process of its own, because it restarts itself with a pinned
-    allocator."""
+    """The overhead table, measured by `eagc bench overhead`.
+
+    It runs in a process of its own, because it restarts itself with a pinned allocator.
+    """
     from eagc_ops.bench.cli import parse
 
     for name in typed:

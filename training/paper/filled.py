@@ -37,8 +37,10 @@ class Filled(NamedTuple):
 def record(
     folder: Path, dataset: str, conditions: Mapping[str, Any], runs: Iterable[tuple[str, str, Path]]
 ) -> None:
-    """Note in `folder`/runs.json which runs (row key, group title, run folder) fill in the table for a data
-    set."""
+    """Note in `folder`/runs.json which runs fill in the table for a data set.
+
+    `runs` are (row key, group title, run folder).
+    """
     file = folder / "runs.json"
     content = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
     content[dataset] = {**conditions, "runs": [[row, group, path.name] for row, group, path in runs]}

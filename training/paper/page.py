@@ -1,5 +1,4 @@
-"""A table of the paper as Markdown and as one self-contained HTML page: our mean ± std over seeds beside the
-paper's value."""
+"""A table of the paper as Markdown and as an HTML page: our mean ± std beside the paper's value."""
 
 from __future__ import annotations
 

@@ -1,5 +1,4 @@
-"""An order for a table: its runs, how many of them are finished, and the cost of the others. Needs no
-data."""
+"""An order for a table: its runs, how many of them are finished, and the cost of the others."""
 
 from __future__ import annotations
 

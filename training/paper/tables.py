@@ -1,10 +1,10 @@
-"""The paper's tables as data: which rows a table has, what each row trains, on which data sets. `plan` makes
-runs of them.
+"""The paper's tables as data: their rows, what each row trains, and on which data sets.
 
-A row that the paper prints under a method's name is that method's own recipe (preset "baseline"): the paper
-quotes those numbers. The rows below it follow the recipe that came with EAGC (preset "release", or "paper"),
-which changes more than the operator. Rows named "recipe of + EAGC" are not in the paper: they train the same
-recipe without the operator. That is the fair baseline, and paired differences are taken to it.
+`plan` makes runs of them. A row that the paper prints under a method's name is that method's own recipe
+(preset "baseline"): the paper quotes those numbers. The rows below it follow the recipe that came with EAGC
+(preset "release", or "paper"), which changes more than the operator. Rows named "recipe of + EAGC" are not in
+the paper: they train the same recipe without the operator. That is the fair baseline, and paired differences
+are taken to it.
 """
 
 from __future__ import annotations

@@ -13,16 +13,14 @@ from typing import NamedTuple
 
 
 class PrintedTable(NamedTuple):
-    """A table of the paper: its LaTeX label, and row -> column group -> value of every column (None for a
-    dash)."""
+    """A table of the paper: its LaTeX label, and row -> column group -> values (None for a dash)."""
 
     label: str
     values: dict[str, dict[str, tuple[float | None, ...]]]
 
 
 def _printed(label: str, groups: str, rows: Mapping[str, str]) -> PrintedTable:
-    """`groups` are titles separated by "|"; a row is numbers separated by blanks, and by "|" between
-    groups."""
+    """`groups` are titles separated by "|"; a row is numbers, separated by "|" between groups."""
     titles = [title.strip() for title in groups.split("|")]
     values = {
         row: dict(zip(titles, map(_numbers, text.split("|")), strict=True)) for row, text in rows.items()

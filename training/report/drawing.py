@@ -47,8 +47,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def line_style(i: int) -> dict[str, Any]:
-    """Colour and dashes of line i: 28 different ones; neighbours differ in both, so that nobody has to tell
-    colours apart."""
+    """Colour and dashes of line i, 28 different ones; neighbours differ in both."""
     return {"color": COLOURS[i % 7], "linestyle": DASHES[i % 4]}
 
 

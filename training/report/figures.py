@@ -67,14 +67,14 @@ def sweep_figure(groups: Sequence[RunGroup]) -> Picture | None:
     counts = " or ".join(map(str, sorted({len(group.finished) for group in drawn})))
     others = [group.name for group in groups if group not in drawn]
     centre = shown[0].centre
+    same = "All other settings are the same along a curve."
+    if centre is not None:
+        same = f"All other settings are those of configuration {centre.name}; vertical lines mark its values."
     return picture(
         figure,
         f"Accuracy against {settings}.",
         [
-            "All other settings are the same along a curve."
-            if centre is None
-            else f"All other settings are those of configuration {centre.name}; the vertical lines mark its "
-            "values.",
+            same,
             f"Finished runs, mean over seeds ({counts} a point); bars are one sample standard deviation to "
             "each side (none for one seed).",
             f"Not in these curves: {', '.join(others)}." if others else "",

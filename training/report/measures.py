@@ -98,8 +98,9 @@ def mean_std(values: Iterable[float]) -> tuple[float, float]:
 
 
 def plus_minus(values: Iterable[float], digits: int = 1, sign: str = "") -> str:
-    """`mean ± std` as text, without the std for one value, and a dash for none; `sign="+"` also marks
-    positive means.
+    """`mean ± std` as text; one value has no std, and a dash stands for none.
+
+    `sign="+"` also marks positive means.
 
     >>> plus_minus([1.0, 2.0, 3.0]), plus_minus([0.5], 2), plus_minus([])
     ('2.0 ± 1.0', '0.50', '-')

@@ -1,5 +1,4 @@
-"""One self-contained HTML page about runs: a table with mean and std over seeds, figures, and every run's
-origin.
+"""One self-contained HTML page about runs: a table of results, figures, and the origin of every run.
 
 Everything is read from the run folders. Figures are SVG inside the page, and nothing is loaded from
 elsewhere. Pictures of weights need the data too and are drawn on request.
@@ -63,8 +62,7 @@ def render_sections(
     weights: Mapping[str, Any] | None = None,
     headings: bool = True,
 ) -> Markup:
-    """The sections of a report as HTML, one for each problem: figures of different data are not drawn into
-    one another.
+    """The sections of a report as HTML, one for each problem: a figure never mixes data sets.
 
     `weights`: None leaves out the pictures of weights; a mapping has the settings that say where data and
     weights are.

@@ -1,5 +1,4 @@
-"""What the weights of runs show on their data: energies of whole sets, features, attention, conceptor
-spectra.
+"""What the weights of runs show on their data: energies, features, attention, conceptor spectra.
 
 One run of a group is looked at, with the weights of its last epoch, in fp32, under the test transform. The
 true labels of unlabelled images tell known from novel ones here; training never sees them.
@@ -152,8 +151,7 @@ def subspace_for(run: RunRecord, subspaces: Sequence[KnownSubspace]) -> KnownSub
 
 
 def spectrum(matrix: Tensor, aperture: float, other: float) -> Tensor:
-    """Eigenvalues (D,), descending, fp64, that a conceptor fitted with `aperture` would have with the
-    aperture `other`.
+    """Eigenvalues (D,), descending, fp64, of a conceptor fitted with `aperture`, if it were `other`.
 
     s = r / (r + aperture^-2) gives back the eigenvalue r of R, so the features are not needed: with
     q = (other / aperture)^2 it becomes q s / (q s + 1 - s).
@@ -168,16 +166,14 @@ def spectrum(matrix: Tensor, aperture: float, other: float) -> Tensor:
 
 
 def novel_sample(labels: Tensor, known: int) -> Tensor:
-    """Positions of at most `POINTS` unlabelled images of the last `CLASSES` novel classes, as in the
-    paper."""
+    """Positions of at most `POINTS` unlabelled images, of the last `CLASSES` novel classes."""
     classes = labels[labels >= known].unique()[-CLASSES:]
     per_class = [_evenly((labels == c).nonzero().flatten(), POINTS // len(classes)) for c in classes]
     return torch.cat(per_class) if per_class else torch.zeros(0, dtype=torch.int64)
 
 
 def image_sample(labels: Tensor, known: int) -> Tensor:
-    """Positions of `IMAGES` unlabelled images: the first one of classes spread over the known and over the
-    novel ones."""
+    """Positions of `IMAGES` unlabelled images, half of them known: the first ones of their classes."""
     classes = labels.unique()
     halves = (classes[classes < known], classes[classes >= known])
     return torch.tensor(

@@ -65,10 +65,10 @@ class WeakEncoderError(RuntimeError):
 def run_demo(
     home: Path, *, seeds: int, epochs: int, pretrain_epochs: int, at_a_time: int, fresh: bool, say: Say
 ) -> Path:
-    """Do everything that `home` does not hold yet, tell the story through `say`, and return the report's
-    path.
+    """Do everything that `home` does not hold yet, and return the report's path.
 
-    `fresh` does everything again. Raises `WeakEncoderError` if pretraining fails.
+    `say` gets the texts to print. `fresh` does everything again. Raises `WeakEncoderError` if pretraining
+    fails.
     """
     # One thread per process: on busy cores small products lose more in thread hand-overs than they gain, and
     # bits do not depend on the number of cores.
@@ -98,8 +98,7 @@ def run_demo(
 
 
 def summary(measured: Measured) -> str:
-    """Two tables: mean ± std over seeds, and paired differences against the baseline (of each seed, then mean
-    ± std)."""
+    """Two tables: mean ± std over seeds, and the same of paired differences against the baseline."""
     seeds = ", ".join(str(seed) for seed in measured[BASELINE])
     values = {
         variant: {name: [values[name] for values in by_seed.values()] for name in COLUMNS}
@@ -161,8 +160,7 @@ def _config(home: Path, variant: str, seed: int, epochs: int) -> Config:
 
 
 def _prepare_references(home: Path, configs: list[Config], say: Say) -> str:
-    """Reference model, subspace and trunk cache of every seed, which its runs share. Returns the trunk's
-    fingerprint."""
+    """Make what the runs of a seed share: reference model, subspace, trunk cache. Returns the trunk's key."""
     losses = []
     for config in configs:
         loop = Loop(config)

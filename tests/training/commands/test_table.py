@@ -71,8 +71,10 @@ def test_a_backbone_is_for_overhead(tmp_path, capsys):
 
 @pytest.fixture
 def measured(tmp_path, capfd, monkeypatch):
-    """The folder of an overhead table, and what was printed. The benchmark takes minutes: a stand-in for its
-    process copies the results in the repository."""
+    """The folder of an overhead table, and what was printed.
+
+    The benchmark takes minutes: a stand-in for its process copies the results in the repository.
+    """
     stand_in = (
         "import shutil, sys; out = dict(zip(sys.argv[4::2], sys.argv[5::2]))\nassert sys.argv[2:4] == "
         "['bench', 'overhead'] and out['--dataset'] == 'cub'\nshutil.copy(f'{sys.argv[1]}/overhead.json', "

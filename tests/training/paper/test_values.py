@@ -1,5 +1,4 @@
-"""The paper's values against a second reading, typed by hand, and against the averages that the paper
-prints."""
+"""The paper's values against a second reading, typed by hand, and against the printed averages."""
 
 import numpy as np
 
@@ -79,8 +78,7 @@ def test_the_papers_values_are_read_right():
 
 
 def test_the_papers_averages_follow_from_its_values():
-    """A wrong digit in any row would show: averages over data sets, and over methods, are printed to one
-    decimal."""
+    """A wrong digit in any row would show: averages over data sets and methods have one decimal."""
     for row, groups in PAPER["main"].values.items():
         own = [values for title, values in groups.items() if title != "Average"]
         if row != tables.AVERAGE and None not in sum(own, ()):

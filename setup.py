@@ -72,7 +72,11 @@ setup(
     python_requires=">=3.10",  # X | Y annotations evaluated at run time, sys.orig_argv
     package_dir=ROOMS,
     packages=PACKAGES,
-    package_data={"eagc_ops": ["py.typed"]},
+    package_data={
+        "eagc_ops": ["py.typed"],
+        "eagc_ops.training.report": ["templates/*.j2"],
+        "eagc_ops.training.paper": ["templates/*.j2"],
+    },
     install_requires=[TORCH, TRITON, NUMPY],
     extras_require={"train": TRAIN, "bench": BENCH, "test": TEST, "all": sorted({*TRAIN, *BENCH, *TEST})},
     entry_points={"console_scripts": ["eagc=eagc_ops.cli:main"]},

@@ -1,51 +1,59 @@
-"""The command `eagc`: picks a room and hands over. Each command's options are in its own `--help`."""
+"""The command `eagc`: a table of commands, and the dispatch. Each command has its own `--help`."""
 
 from __future__ import annotations
 
 import importlib
 import sys
+from typing import NamedTuple
 
-# command: (module with main(argv) -> exit code, or module:function, extra that installs what it needs, one
-# line of help)
+
+class Command(NamedTuple):
+    """A command: its module has main(argv) -> exit code, its extra installs the packages it needs."""
+
+    module: str
+    extra: str
+    help: str
+
+
 COMMANDS = {
-    "demo": (
-        "eagc_ops.training.studies.demo",
+    "demo": Command(
+        "eagc_ops.training.commands.demo",
         "train",
-        "the main job: SimGCD with and without EAGC on a small data set, in minutes on a CPU",
+        "train SimGCD with and without EAGC on a small data set, in minutes on a CPU",
     ),
-    "train": (
-        "eagc_ops.training.commands.cli:train",
+    "train": Command(
+        "eagc_ops.training.commands.train", "train", "train a method on a data set, with EAGC or without it"
+    ),
+    "evaluate": Command(
+        "eagc_ops.training.commands.evaluate", "train", "compute All / Old / New from a run's weights"
+    ),
+    "report": Command(
+        "eagc_ops.training.commands.report",
         "train",
-        "train a method on a data set, with EAGC or without it",
+        "write an HTML page about runs: curves, energies, mean and std over seeds",
     ),
-    "evaluate": ("eagc_ops.training.commands.cli:evaluate", "train", "All / Old / New of a run's weights"),
-    "report": (
-        "eagc_ops.training.commands.cli:report",
-        "train",
-        "one HTML page about some runs: curves, energies, mean and std over seeds",
-    ),
-    "table": (
+    "table": Command(
         "eagc_ops.training.commands.table",
         "train",
-        "a table of the paper: trains what is missing, writes it beside the paper's values",
+        "train the missing runs of a table of the paper, and print it beside the paper's values",
     ),
-    "data": ("eagc_ops.training.commands.cli:data", "train", "check a data set on disk (eagc data verify)"),
-    "selftest": (
+    "data": Command(
+        "eagc_ops.training.commands.data", "train", "check a data set on disk (eagc data verify)"
+    ),
+    "estimate-k": Command(
+        "eagc_ops.training.commands.estimate_k", "train", "estimate the number of classes of a data set"
+    ),
+    "selftest": Command(
         "eagc_ops.selftest",
         "",
-        "compare every provider with the fp64 reference on this device; GPU users run it first",
+        "compare every implementation with fp64 on this device; run it first on a GPU",
     ),
-    "estimate-k": (
-        "eagc_ops.training.commands.estimate_k",
-        "train",
-        "estimate the number of classes of a data set (Brent or bisection)",
-    ),
-    "bench": (
+    "bench": Command(
         "eagc_ops.bench.commands",
         "bench",
-        "measure: the operator against the released hooks, the conceptor, compile-without-GPU resources",
+        "measure the operator, the conceptor, the overhead table and the compiled kernels",
     ),
-    "env": ("eagc_ops.environment", "", "versions and devices, for bug reports"),
+    "env": Command("eagc_ops.environment", "", "print versions and devices, for a bug report"),
 }
 
 
@@ -53,26 +61,23 @@ def main(argv: list[str] | None = None) -> int:
     argv = sys.argv[1:] if argv is None else argv
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: eagc COMMAND [options]\n\nEnergy-Aware Gradient Coordinator.\n\ncommands:")
-        for name, (_, _, line) in COMMANDS.items():
-            print(f"  {name:10} {line}")
+        for name, command in COMMANDS.items():
+            print(f"  {name:10} {command.help}")
         print("\n`eagc COMMAND --help` shows a command's options.")
         return 0
-    if argv[0] not in COMMANDS:
-        print(f"eagc: unknown command {argv[0]!r}; choose one of {', '.join(COMMANDS)}", file=sys.stderr)
+    name, *options = argv
+    if name not in COMMANDS:
+        print(f"eagc: unknown command {name!r}; must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    target, extra, _ = COMMANDS[argv[0]]
-    module, _, function = target.partition(":")
+    command = COMMANDS[name]
     try:
-        command = getattr(importlib.import_module(module), function or "main")
+        return importlib.import_module(command.module).main(options)  # it may import more after parsing
     except ModuleNotFoundError as error:
-        if extra and error.name and not error.name.startswith("eagc_ops"):
-            print(
-                f"eagc {argv[0]}: needs {error.name}; install it with pip install 'eagc-ops[{extra}]'",
-                file=sys.stderr,
-            )
-            return 2
-        raise
-    return command(argv[1:])
+        if not command.extra or not error.name or error.name.startswith("eagc_ops"):
+            raise
+        remedy = f"install it with pip install 'eagc-ops[{command.extra}]'"
+        print(f"eagc {name}: needs {error.name}; {remedy}", file=sys.stderr)
+        return 2
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
-"""What every command of `eagc` shares: the parser, and how errors and warnings reach the user.
+"""The parser of every command of `eagc`, and the way errors and warnings reach the user.
 
-Exit codes: 0 done, 1 done and something is wrong (a run diverged, a check failed), 2 not as asked, 130
-interrupted.
+Exit codes: 0 success, 1 the work was done and something is wrong with it (a run diverged, a check failed),
+2 the command cannot be carried out as it was typed, 130 interrupted.
 """
 
 from __future__ import annotations
@@ -19,28 +19,31 @@ Main = Callable[[list[str]], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser with errors of one line that name the nearest option, and without abbreviations."""
+    """An ArgumentParser without abbreviations, whose errors are one line and name the nearest option."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
 
-    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
-        arguments, unknown = self.parse_known_args(args, namespace)
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
+        # argparse asks a sub-command's parser for its known options: each parser refuses what it does not
+        # know.
+        arguments, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].split("=")[0]
             nearest = difflib.get_close_matches(name, self._option_string_actions, 1)
             hint = f"did you mean {nearest[0]}?" if nearest else f"see {self.prog} --help"
             self.error(f"unknown option {name}; {hint}")
-        return arguments
+        return arguments, unknown
 
     def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {one_line(message)}\n")
+        self.exit(2, f"{self.prog}: {one_line(message).removeprefix('argument ')}\n")
 
 
 def command(name: str) -> Callable[[Main], Main]:
-    """Decorate a command's main function: an error the user can mend becomes one line and exit code 2.
+    """Decorate a command's main function so that errors for the user are printed in one line.
 
-    A run that diverged (FloatingPointError) has exit code 1, and each warning is one line.
+    An error that the user can correct gives exit code 2. A run that diverged (FloatingPointError) gives exit
+    code 1. A warning is printed in one line.
     """
 
     def decorate(main: Main) -> Main:
@@ -64,10 +67,13 @@ def command(name: str) -> Callable[[Main], Main]:
 
 
 def whole_number(least: int = 1, multiple_of: int = 1, why: str = "") -> Callable[[str], int]:
-    """The type of an option that takes a whole number.
+    """The `type` of an option that takes a whole number; `why` explains the limit in the error.
 
     >>> whole_number(least=1)("3")
     3
+    >>> whole_number(least=4, multiple_of=4, why="two views of two images")("6")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: must be a positive multiple of 4, got 6 (two views of two images)
     """
     wanted = f"a whole number >= {least}" if multiple_of == 1 else f"a positive multiple of {multiple_of}"
 
@@ -81,7 +87,7 @@ def whole_number(least: int = 1, multiple_of: int = 1, why: str = "") -> Callabl
 
 
 def one_line(message: object) -> str:
-    """The text with every run of white space made one space."""
+    """The message with every stretch of white space replaced by one space."""
     return " ".join(str(message).split())
 
 
@@ -91,10 +97,10 @@ def _fail(name: str, message: object, code: int) -> int:
 
 
 def _is_for_the_user(error: Exception) -> bool:
-    """Whether the message was written for the user; if not, it is a bug and its traceback must be seen.
+    """Whether the message was written for the user; any other error is a bug, and its traceback must be seen.
 
-    It was if the operating system or this package raised it: an error class of ours, or a ValueError or
-    TypeError raised in our code.
+    Messages for the user come from the operating system or from this package: an error class of ours, or a
+    ValueError or TypeError raised in our code.
     """
     if isinstance(error, OSError) or type(error).__module__.startswith("eagc_ops"):
         return True

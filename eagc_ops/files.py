@@ -10,8 +10,7 @@ from typing import Any
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
-    """Replace `path` with `data`: if the process is killed, the old file or the new one is there, never a
-    part.
+    """Replace `path` with `data`, whole or not at all, also if the process is killed.
 
     The data goes to a temporary file beside `path`, is flushed to the disk, and is then renamed.
     """

@@ -7,16 +7,21 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import jinja2
+from markupsafe import Markup
 
 
 class Cell(NamedTuple):
-    """A text, and a note that is set apart from it: the paper's value beside ours."""
+    """A text, and a note that is set apart from it, such as the paper's value beside ours.
+
+    >>> str(Cell("66.2 ± 0.4", "[66.5]"))
+    '66.2 ± 0.4 [66.5]'
+    """
 
     text: str
     note: str = ""
 
     def __str__(self) -> str:
-        return f"{self.text} [{self.note}]" if self.note else self.text
+        return f"{self.text} {self.note}" if self.note else self.text
 
 
 class Row(NamedTuple):
@@ -30,7 +35,7 @@ class Row(NamedTuple):
 class Table:
     """A header and rows of the same length.
 
-    `headings` is the number of leading columns that name a row; they are aligned to the left, the others to
+    `headings` is the number of leading columns that name a row: they are aligned to the left, the others to
     the right. `groups` puts titles above the remaining columns: (title, number of columns) from left to
     right.
 
@@ -55,8 +60,15 @@ class Table:
         for row in self.rows:
             if len(row.cells) != len(self.header):
                 raise ValueError(
-                    f"a row has {len(row.cells)} cells, the header {len(self.header)}: {row.cells}"
+                    f"rows must have as many cells as the header ({len(self.header)}), "
+                    f"got {len(row.cells)}: {row.cells}"
                 )
+        grouped = sum(columns for _, columns in self.groups)
+        if self.groups and grouped != len(self.header) - self.headings:
+            raise ValueError(
+                f"groups must cover the {len(self.header) - self.headings} columns after the headings, "
+                f"got {grouped}: {self.groups}"
+            )
 
     @classmethod
     def of(cls, records: Sequence[Mapping[str, object]], headings: int = 1) -> Table:
@@ -75,7 +87,7 @@ class Table:
 
     def text(self) -> str:
         """Columns aligned by spaces, for a terminal."""
-        lines = [self._flat_header(), *([str(cell) for cell in row.cells] for row in self.rows)]
+        lines = self._lines()
         widths = [max(map(len, column)) for column in zip(*lines)]
         aligned = (
             [
@@ -87,41 +99,57 @@ class Table:
         return "\n".join("  ".join(line).rstrip() for line in aligned)
 
     def markdown(self) -> str:
-        lines = [self._flat_header(), *([str(cell) for cell in row.cells] for row in self.rows)]
-        head, *body = (f"| {' | '.join(line)} |" for line in lines)
+        head, *body = (
+            f"| {' | '.join(cell.replace('|', _BAR) for cell in line)} |" for line in self._lines()
+        )
         return "\n".join([head, "|" + "---|" * len(self.header), *body])
 
-    def html(self) -> str:
-        return _HTML.render(table=self, first=self.header[: self.headings], rest=self.header[self.headings :])
+    def html(self) -> Markup:
+        """A `<table>`, its texts escaped; a note stands in `<small>` below its text."""
+        cells = [
+            ([cell if isinstance(cell, Cell) else Cell(cell) for cell in row.cells], row.emphasised)
+            for row in self.rows
+        ]
+        return Markup(_HTML.render(table=self, rows=cells))
 
-    def _flat_header(self) -> list[str]:
-        """The header in one line: a group's title stands before each of its columns."""
-        titles = [f"{title}: " for title, columns in self.groups for _ in range(columns)]
-        titles = ["" for _ in range(len(self.header) - len(titles))] + titles
-        return [title + name for title, name in zip(titles, self.header)]
+    def _lines(self) -> list[list[str]]:
+        """Header and rows as texts. A group's title stands before each of its columns."""
+        titles = [""] * self.headings + [
+            f"{title}: " for title, columns in self.groups for _ in range(columns)
+        ]
+        titles += [""] * (len(self.header) - len(titles))
+        header = [title + name for title, name in zip(titles, self.header)]
+        return [header, *([str(cell) for cell in row.cells] for row in self.rows)]
 
 
+_BAR = r"\|"  # a bar inside a cell of a Markdown table
 _HTML = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
 <table>
 <thead>
+<tr>
+{% for name in table.header[: table.headings if table.groups else table.header | length] %}
+<th{% if table.groups %} rowspan="2"{% endif %}>{{ name }}</th>
+{% endfor %}
+{% for title, columns in table.groups %}
+<th colspan="{{ columns }}" class="group">{{ title }}</th>
+{% endfor %}
+</tr>
 {% if table.groups %}
 <tr>
-{% for name in first %}<th rowspan="2">{{ name }}</th>{% endfor %}
-{% for title, columns in table.groups %}<th colspan="{{ columns }}" class="group">{{ title }}</th>{% endfor %}
+{% for name in table.header[table.headings:] %}
+<th>{{ name }}</th>
+{% endfor %}
 </tr>
-<tr>{% for name in rest %}<th>{{ name }}</th>{% endfor %}</tr>
-{% else %}
-<tr>{% for name in table.header %}<th>{{ name }}</th>{% endfor %}</tr>
 {% endif %}
 </thead>
 <tbody>
-{% for row in table.rows %}
-<tr{% if row.emphasised %} class="emphasised"{% endif %}>
-{% for cell in row.cells %}
-{% set tag = 'th scope="row"' if loop.index0 == 0 else 'td' %}
-<{{ tag | safe }}>{{ cell.text if cell.note is defined else cell }}
-{%- if cell.note %}<br><i>[{{ cell.note }}]</i>{% endif %}
-</{{ 'th' if loop.index0 == 0 else 'td' }}>
+{% for cells, emphasised in rows %}
+<tr{% if emphasised %} class="emphasised"{% endif %}>
+{% for cell in cells %}
+{% set tag = "th" if loop.first else "td" %}
+<{{ tag }}{% if loop.first %} scope="row"{% endif %}>{{ cell.text -}}
+{% if cell.note %}<br><small>{{ cell.note }}</small>{% endif -%}
+</{{ tag }}>
 {% endfor %}
 </tr>
 {% endfor %}

@@ -39,6 +39,9 @@ def test_wheel_holds_every_room_under_one_name(tmp_path):
         "eagc_ops/kernels/fused.py",
         "eagc_ops/training/data/__init__.py",
         "eagc_ops/bench/hooks.py",
+        "eagc_ops/training/report/templates/base.html.j2",
+        "eagc_ops/training/report/templates/section.html.j2",
+        "eagc_ops/training/paper/templates/table.html.j2",
     ):
         assert name in names
     unpacked = tmp_path / "site"

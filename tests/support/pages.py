@@ -4,7 +4,7 @@ from html.parser import HTMLParser
 
 
 class Page(HTMLParser):
-    """Tables as rows of cell texts, captions, attributes that could load something, and the texts of the SVGs."""
+    """Tables as rows of cell texts, captions, attributes that could load something, and all texts."""
 
     def __init__(self, text):
         super().__init__()
@@ -32,7 +32,7 @@ class Page(HTMLParser):
             self.tables[-1][-1].append(self._cell)
             self._cell = None
         if tag == "figcaption":
-            self.captions.append(self._caption)
+            self.captions.append(" ".join(self._caption.split()))
             self._caption = None
 
     def handle_data(self, data):

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
@@ -27,7 +27,6 @@ from eagc_ops.training.models.optimization import cosine
 
 __all__ = ["EPOCHS", "PretrainedEncoder", "pretrained_encoder", "with_encoder"]
 
-BACKBONE = {"digits": "vit_digits"}  # by data set, the backbone that is pretrained on it
 EPOCHS = 10
 NEIGHBOURS, NEEDED = 5, 0.9  # k-NN accuracy of the frozen features; a weaker encoder shows nothing
 PRETRAINING = {
@@ -75,7 +74,7 @@ def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = p
 
     A configuration whose data set has no such encoder, or with a different backbone, is returned unchanged.
     """
-    if config.backbone != BACKBONE.get(config.dataset):
+    if config.backbone != SPECS[config.dataset].own_encoder:
         return config
     file = folder / f"{config.dataset}.safetensors"
     if not file.exists():

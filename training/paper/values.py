@@ -1,7 +1,10 @@
-"""What the paper prints: table -> row -> column group -> values, in the order of its columns, under the table's label in the paper.
+"""The values that the paper prints: table -> row -> column group -> values, in the order of its columns.
 
-Nothing here was measured by this package. A dash stands where the paper prints none. Accuracies in percent.
+Nothing here was measured by this package. Accuracies are in percent. A dash means that the paper prints no
+value.
 """
+
+# ruff: noqa: E501  (a row of the paper is one line)
 
 from __future__ import annotations
 
@@ -9,20 +12,20 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 
-class Paper(NamedTuple):
-    """A table of the paper. Its values are {row: {group: (value of every column, None where there is none)}}."""
+class PrintedTable(NamedTuple):
+    """A table of the paper: its LaTeX label, and row -> column group -> values (None for a dash)."""
 
     label: str
     values: dict[str, dict[str, tuple[float | None, ...]]]
 
 
-def _paper(label: str, groups: str, rows: Mapping[str, str]) -> Paper:
-    """`groups`: titles, separated by "|"; a row: numbers separated by blanks, groups by "|" as in the paper."""
+def _printed(label: str, groups: str, rows: Mapping[str, str]) -> PrintedTable:
+    """`groups` are titles separated by "|"; a row is numbers, separated by "|" between groups."""
     titles = [title.strip() for title in groups.split("|")]
-    return Paper(
-        label,
-        {row: dict(zip(titles, map(_numbers, text.split("|")), strict=True)) for row, text in rows.items()},
-    )
+    values = {
+        row: dict(zip(titles, map(_numbers, text.split("|")), strict=True)) for row, text in rows.items()
+    }
+    return PrintedTable(label, values)
 
 
 def _numbers(text: str) -> tuple[float | None, ...]:
@@ -32,8 +35,8 @@ def _numbers(text: str) -> tuple[float | None, ...]:
 _SIMGCD_EAGC = "66.5 71.0 64.3 | 62.9 76.0 56.6"  # on CUB and Stanford Cars, in four tables
 _SELEX_EAGC = "83.2 73.9 87.9 | 65.7 83.7 57.0"  # in six
 
-PAPER: dict[str, Paper] = {
-    "main": _paper("tab:sota", "CUB | Stanford-Cars | Aircraft | CIFAR-100 | ImageNet-100 | Average", {
+PAPER: dict[str, PrintedTable] = {
+    "main": _printed("tab:sota", "CUB | Stanford-Cars | Aircraft | CIFAR-100 | ImageNet-100 | Average", {
         "ORCA": "36.3 43.8 32.6 | 31.6 32.0 31.4 | 31.9 42.2 26.9 | 73.5 92.6 63.9 | 81.8 86.2 79.6 | 51.0 59.4 46.9",
         "GCD": "51.3 56.6 48.7 | 39.0 57.6 29.9 | 45.0 41.1 46.9 | 73.0 76.2 66.5 | 74.1 89.8 66.3 | 56.5 64.3 51.7",
         "GPC": "52.0 55.5 47.5 | 38.2 58.9 27.4 | 43.3 40.7 44.8 | 75.4 84.6 60.1 | 75.3 93.4 66.7 | 56.8 66.6 49.3",
@@ -54,14 +57,14 @@ PAPER: dict[str, Paper] = {
         "SelEx + EAGC": f"{_SELEX_EAGC} | 65.7 65.6 65.7 | 79.3 84.1 69.7 | 89.8 96.2 86.5 | 76.7 80.7 73.4",
         "Avg. Δ": "4.6 1.6 5.9 | 6.2 2.4 8.1 | 2.9 -0.3 4.4 | 1.1 1.0 1.3 | 1.4 1.1 1.5 | 3.2 1.2 4.3",
     }),
-    "dinov2": _paper("the table after tab:sota, without a label", "CUB | Stanford Cars | Aircraft", {
+    "dinov2": _printed("the table after tab:sota, without a label", "CUB | Stanford Cars | Aircraft", {
         "SimGCD": "71.5 78.1 68.3 | 71.5 81.9 66.6 | 63.9 69.9 60.9",
         "SimGCD + EAGC": "77.9 79.9 76.9 | 81.5 90.9 76.9 | 74.6 74.9 74.4",
         "SelEx": "87.4 85.1 88.5 | 82.2 93.7 76.7 | 79.8 82.3 78.6",
         "SelEx + EAGC": "89.4 82.3 92.9 | 85.3 92.7 81.7 | 84.9 81.8 86.5",
         "Avg. Δ": "4.2 -0.5 6.5 | 6.6 4.0 7.7 | 7.9 2.3 10.7",
     }),
-    "ablation": _paper("tab:ablation_study", "CUB | Stanford-Cars", {
+    "ablation": _printed("tab:ablation_study", "CUB | Stanford-Cars", {
         "SimGCD": "60.3 65.6 57.7 | 53.8 71.9 45.0",
         "SimGCD I": "65.6 71.1 62.9 | 62.2 75.9 55.6",
         "SimGCD II": "65.2 71.1 62.2 | 57.7 74.6 49.6",
@@ -71,7 +74,7 @@ PAPER: dict[str, Paper] = {
         "SelEx II": "82.3 71.9 87.6 | 58.8 81.5 47.9",
         "SelEx + EAGC": _SELEX_EAGC,
     }),
-    "entanglement": _paper("tab:grad_entanglement", "CUB | Stanford Cars | Aircraft", {  # GDC, SOC
+    "entanglement": _printed("tab:grad_entanglement", "CUB | Stanford Cars | Aircraft", {  # GDC, SOC
         "SimGCD": "0.2669 0.6478 | 0.0909 0.8110 | 0.0935 0.8643",
         "SimGCD + EAGC": "0.1525 0.4923 | 0.0500 0.6208 | 0.0375 0.7139",
         "LegoGCD": "0.2646 0.6468 | 0.0905 0.8112 | 0.0922 0.8642",
@@ -79,54 +82,54 @@ PAPER: dict[str, Paper] = {
         "SelEx": "0.0005 0.5902 | 0.0007 0.6022 | 0.0313 0.6033",
         "SelEx + EAGC": "0.0003 0.4463 | 0.0001 0.4470 | 0.0001 0.5774",
     }),
-    "projection": _paper("tab:projection", "CUB | Stanford Cars | Aircraft", {
+    "projection": _printed("tab:projection", "CUB | Stanford Cars | Aircraft", {
         "w/o EEP": "80.9 74.5 84.2 | 59.3 76.6 50.9 | 61.7 57.9 63.6",
         "SelEx + EAGC": f"{_SELEX_EAGC} | 65.7 65.6 65.7",
     }),
-    "subspace": _paper("tab:subspace", "CUB | Stanford Cars", {
+    "subspace": _printed("tab:subspace", "CUB | Stanford Cars", {
         "PCA-16": "82.7 74.5 86.8 | 64.9 84.0 55.7",
         "PCA-32": "80.9 73.5 84.7 | 64.5 84.1 55.0",
         "PCA-64": "82.1 73.7 86.3 | 64.0 83.3 54.6",
         "SelEx + EAGC": _SELEX_EAGC,
     }),
-    "hyper": Paper("fig:hyper1, which prints no numbers", {}),
-    "overhead": _paper("tab:overhead", "CUB | IN-100", {  # All ACC, peak MB, inversion ms per epoch, seconds per epoch, of E_r; one A100
+    "hyper": PrintedTable("fig:hyper1, which prints no numbers", {}),
+    "overhead": _printed("tab:overhead", "CUB | IN-100", {  # All ACC, peak MB, inversion ms per epoch, seconds per epoch, of E_r; one A100
         "SimGCD": "60.3 4289.4 - 55.9 - | 83.0 4288.1 - 947.7 -",
         "SimGCD + EAGC": "66.5 4927.2 2.9 63.8 467.9 | 83.5 4921.3 3.5 1262.2 6899.1",
     }),
-    "herbarium": _paper("tab:herb19_results", "SimGCD | SelEx", {
+    "herbarium": _printed("tab:herb19_results", "SimGCD | SelEx", {
         "Baseline": "44.0 58.0 36.4 | 39.6 54.9 31.3",
         "Baseline + EAGC": "48.4 59.8 42.4 | 42.0 55.0 35.0",
     }),
-    "unknown-k": _paper("tab:wok", "CUB | Stanford Cars | ImageNet-100", {
+    "unknown-k": _printed("tab:wok", "CUB | Stanford Cars | ImageNet-100", {
         "SimGCD": "61.5 66.4 59.1 | 49.1 65.1 41.3 | 81.7 91.2 76.8",
         "SimGCD + EAGC": "66.5 69.4 65.0 | 63.3 74.8 57.8 | 82.2 94.1 76.2",
         "SelEx": "72.0 72.3 71.9 | 58.7 75.3 50.8 | 85.4 94.0 81.0",
         "SelEx + EAGC": "83.1 75.4 86.9 | 64.2 79.1 56.9 | 88.9 95.5 85.5",
         "Avg. Δ": "8.1 3.1 10.5 | 9.9 6.8 11.3 | 2.0 2.2 2.0",
     }),
-    "reference-batch": _paper("tab:pbs", "CUB | Stanford Cars | Aircraft", {  # L_cls, All, Old, New
+    "reference-batch": _printed("tab:pbs", "CUB | Stanford Cars | Aircraft", {  # L_cls, All, Old, New
         "32": "0.021 66.5 71.0 64.3 | 0.034 62.9 76.0 56.6 | 0.042 57.7 60.4 56.3",
         "128": "0.035 68.6 71.3 67.3 | 0.052 58.2 71.8 51.7 | 0.554 50.3 58.3 46.3",
     }),
-    "reference-epochs": _paper("tab:pepoch", "CUB | Stanford Cars | Aircraft", {
+    "reference-epochs": _printed("tab:pepoch", "CUB | Stanford Cars | Aircraft", {
         "20": "0.046 67.8 71.8 65.9 | 0.130 55.1 71.8 47.0 | 0.232 55.6 60.9 52.9",
         "30": "0.021 66.5 71.0 64.3 | 0.034 62.9 76.0 56.6 | 0.042 57.7 60.4 56.3",
         "100": "0.014 65.7 67.5 64.8 | 0.018 54.9 69.0 48.1 | 0.011 57.9 58.3 57.7",
     }),
-    "reference-blocks": _paper("tab:pblock", "CUB | Stanford Cars", {
+    "reference-blocks": _printed("tab:pblock", "CUB | Stanford Cars", {
         "1": "0.021 66.5 71.0 64.3 | 0.034 62.9 76.0 56.6",
         "2": "0.015 65.5 73.3 61.5 | 0.028 56.9 74.9 48.2",
         "3": "0.013 66.2 71.2 63.7 | 0.025 60.6 72.1 55.1",
         "4": "0.012 67.3 69.6 66.1 | 0.016 66.4 74.7 62.4",
         "5": "0.012 66.6 69.7 65.1 | 0.019 57.7 71.4 51.1",
     }),
-    "proximal": _paper("tab:proximal_loss_vs_aga", "CUB | Stanford Cars", {
+    "proximal": _printed("tab:proximal_loss_vs_aga", "CUB | Stanford Cars", {
         "SelEx": "73.6 75.3 72.8 | 58.5 75.6 50.3",
         "SelEx + EAGC": _SELEX_EAGC,
         "SelEx + EAGC_loss": "82.1 74.5 85.9 | 65.1 83.9 56.1",
     }),
-    "relation": _paper("tab:relational_distill_variants", "CUB | Stanford Cars", {
+    "relation": _printed("tab:relational_distill_variants", "CUB | Stanford Cars", {
         "SelEx": "73.6 75.3 72.8 | 58.5 75.6 50.3",
         "SelEx + EAGC": _SELEX_EAGC,
         "SelEx + RelDistill_Gram": "80.4 68.5 86.3 | 59.8 79.7 50.1",

@@ -1,0 +1,1 @@
+"""Studies: sets of runs with their conclusions."""

@@ -1,4 +1,4 @@
-"""The report on run folders with known numbers: the page is parsed, its table and curves are computed again."""
+"""The report on run folders with known numbers: the page is read, its table and curves are computed again."""
 
 import math
 import re
@@ -12,15 +12,9 @@ from run_facts import some_facts
 
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.engine.run_folder import RunFolder
-from eagc_ops.training.report.page import (
-    grouped,
-    mean_std,
-    measures,
-    plus_minus,
-    read_run,
-    sweeps,
-    write_report,
-)
+from eagc_ops.training.report.measures import mean_std, measures, plus_minus
+from eagc_ops.training.report.page import write_report
+from eagc_ops.training.report.runs import grouped, read_run, sweeps
 
 FACTS = {
     "split_hash": "5" * 64,
@@ -211,7 +205,7 @@ def test_the_curves_are_means_over_seeds(written):
 
 
 def test_measures_are_drawn_that_some_run_has(tmp_path):
-    """All ten in rows of their kinds; a measure that no run has leaves no empty panel, one that a run lacks leaves no line of it."""
+    """All ten, in rows of their kinds; no panel for a measure of no run, no line for a run without it."""
     everything = {
         "known_rows": 0.625,
         "rho_grad": 0.75,

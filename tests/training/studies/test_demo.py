@@ -4,13 +4,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from eagc_ops.training import runs
+from eagc_ops.training.commands.demo import main
 from eagc_ops.training.data import ImageSubset, open_data
-from eagc_ops.training.engine import experiment
+from eagc_ops.training.engine import jobs, loop
 from eagc_ops.training.engine import pretraining as pretrain
 from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.report.measures import measures
+from eagc_ops.training.report.runs import read_run
 from eagc_ops.training.studies import demo
-from eagc_ops.training.studies.demo import conclusions, main, summary
+from eagc_ops.training.studies.demo import conclusions, summary
 
 # Three seeds of every variant, as a run recorded them (rounded)
 ALL = {
@@ -52,7 +54,7 @@ def cells(line):
 
 
 def test_the_tables_hold_means_deviations_and_paired_differences():
-    lines = summary(records())
+    lines = summary(records()).splitlines()
     table, paired = lines[1:7], lines[9:14]
     head = cells(table[0])
     assert head[:4] == ["All %", "Old %", "New %", "GDC clean"]
@@ -76,7 +78,7 @@ def test_the_tables_hold_means_deviations_and_paired_differences():
 
 
 def test_the_conclusions_follow_the_signs():
-    text = "\n".join(conclusions(records()))
+    text = conclusions(records())
     said = {line.split()[0]: line for line in text.splitlines() if line.startswith("  ")}
     assert "(c) mixed (2 up, 1 down), (d) up on all 3 seeds, (e) down on all 3 seeds" in said["All"]
     assert "(c) down on all 3 seeds, (d) mixed (1 up, 1 down), (e) down on all 3 seeds" in text
@@ -103,28 +105,22 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
         return ImageSubset(of.images, of.uq_idx[:count].numpy(), np.arange(10))
 
     few = replace(data, labelled=part(data.labelled, 90), unlabelled=part(data.unlabelled, 270))
-    for module in (demo, experiment):
+    for module in (demo, loop):
         monkeypatch.setattr(module, "open_data", lambda *_, **__: few)
     monkeypatch.setattr(pretrain, "NEEDED", 0.1)
     monkeypatch.setattr(demo, "VARIANTS", {name: demo.VARIANTS[name] for name in "be"})
     monkeypatch.setattr(
         demo,
         "SETTINGS",
-        {
-            **demo.SETTINGS,
-            "reference_epochs": 1,
-            "cache_views": 2,
-            "batch_size": 90,
-            "diagnose": {"every": 2},
-        },
+        {**demo.SETTINGS, "reference_epochs": 1, "cache_views": 2, "batch_size": 90, "diagnose": "every=2"},
     )
     short = ["-o", str(tmp_path), "--seeds", "1", "--epochs", "1", "--pretrain-epochs", "1", "--jobs", "1"]
     assert main(short) == 0
     out = capsys.readouterr().out
     assert "3. 2 runs, 1 at a time" in out
     for name, folder in (("b", "b-seed0"), ("e", "e-seed0")):
-        run = demo.read_run(tmp_path / "runs" / folder)
-        found = demo.measures(run)
+        run = read_run(tmp_path / "runs" / folder)
+        found = measures(run)
         (line,) = [line for line in out.split("Paired")[0].splitlines() if line.startswith(f"({name})")]
         assert cells(line)[1:4] == [f"{found[key]:.1f}" for key in ("all", "old", "new")]
         assert cells(line)[4:7] == [
@@ -136,7 +132,7 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
     assert "(e) b + EAGC" in (tmp_path / "report.html").read_text()
 
     monkeypatch.setattr(pretrain, "pretrain", None)  # a second run pretrains and trains nothing
-    monkeypatch.setattr(runs, "train", None)
+    monkeypatch.setattr(jobs, "train", None)
     assert main(short) == 0
     again = capsys.readouterr().out
     assert "used again" in again

@@ -1,4 +1,4 @@
-"""Pictures of weights: what is drawn is computed again from the files of small runs, without the code that drew it."""
+"""Pictures of weights: the values drawn are computed again from the files of small runs."""
 
 import re
 import shutil
@@ -9,20 +9,23 @@ import pytest
 import small_runs
 import torch
 from matplotlib.figure import Figure
+from pages import Page
 from sklearn.manifold import TSNE
 from timm.models.vision_transformer import ParallelScalingBlock, VisionTransformer
 from torch.nn import functional as F
 
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.training.commands.cli import report as report_command
+from eagc_ops.training.commands.report import main as report_command
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.models.backbones import load_backbone
-from eagc_ops.training.report import pictures as pictures_module
-from eagc_ops.training.report.page import grouped, read_run, write_report
-from eagc_ops.training.report.pictures import (
+from eagc_ops.training.report import weight_figures, weights
+from eagc_ops.training.report.page import write_report
+from eagc_ops.training.report.runs import grouped, read_run
+from eagc_ops.training.report.weights import (
+    KnownSubspace,
     attention_maps,
     choose,
     cls_attention,
@@ -52,14 +55,14 @@ def runs(data, tmp_path_factory):
 
 def drawn(paths, output, **settings):
     """The page; its figures and captions by what they show; features and places of each t-SNE."""
-    figures, maps, save, tsne = [], [], Figure.savefig, pictures_module.tsne
+    figures, maps, save, tsne = [], [], Figure.savefig, weight_figures.tsne
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Figure, "savefig", lambda self, *a, **k: (figures.append(self), save(self, *a, **k)))
         patch.setattr(
-            pictures_module, "tsne", lambda points: maps.append((points, tsne(points))) or maps[-1][1]
+            weight_figures, "tsne", lambda points: maps.append((points, tsne(points))) or maps[-1][1]
         )
         text = write_report(paths, output, pictures=True, **settings).read_text()
-    captions = re.findall(r"<figcaption>(.*?)</figcaption>", text, re.DOTALL)
+    captions = Page(text).captions
     assert len(captions) == len(figures)
     starts = {"Spectrum": "spectrum", "Energy ratio E": "energy", "t-SNE": "tsne", "Attention": "attention"}
     found = {
@@ -77,7 +80,7 @@ def page(runs, tmp_path_factory):
 
 
 def features(path, data):
-    """z of a run's encoder (None: the pretrained one), image by image, by timm's own forward: (labelled, unlabelled), fp32."""
+    """z (labelled, unlabelled) of a run's encoder (None: the pretrained one), by timm's own forward."""
     opened = open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
     vit = load_backbone("vit_digits", data["weights"], image_size=16, channels=3)
     if path is not None:
@@ -111,7 +114,7 @@ def energies(runs, data):
 
 
 def assert_counts(patch, values):
-    """A histogram of shares holds `values`: below each edge as many of them as there are (to rounding of the values)."""
+    """A histogram of shares holds `values`: the right number below each edge, up to rounding."""
     shares, edges, _ = patch.get_data()
     counts = shares * len(values)
     np.testing.assert_allclose(counts, counts.round(), atol=1e-9)
@@ -347,7 +350,7 @@ def test_the_page_stands_alone_and_is_small(page):
 
 
 def test_without_the_flag_no_weights_are_read(runs, tmp_path, monkeypatch):
-    monkeypatch.setattr(pictures_module, "load_checkpoint", None)
+    monkeypatch.setattr(weights, "load_checkpoint", None)
     text = write_report(list(runs.values()), tmp_path).read_text()
     assert "data:image" not in text
     assert "t-SNE" not in text
@@ -401,6 +404,6 @@ def test_other_weights_are_refused(runs, data, tmp_path):
 
 def test_groups_of_a_pca_subspace_draw_no_conceptor_spectrum(runs):
     run = read_run(runs["eagc1"])
-    known = pictures_module.KnownSubspace("A", run._replace(config=run.config.replace(subspace="pca")), None)
-    assert pictures_module._spectrum_figure([known], "") == ""
+    known = KnownSubspace("A", run._replace(config=run.config.replace(subspace="pca")), None)
+    assert weight_figures.spectrum_figure([known]) is None
     assert grouped([run])[0].name == "A"

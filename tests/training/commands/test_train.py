@@ -1,0 +1,187 @@
+"""`eagc train`, `eagc evaluate` and `eagc report` on three layouts of data: what they print and leave."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+
+import layouts
+import pytest
+import torch
+from commands import call
+
+from eagc_ops.cli import main
+from eagc_ops.training.engine import loop
+from eagc_ops.training.engine.checkpoint import load_checkpoint
+from eagc_ops.training.engine.run_folder import RunFolder
+
+
+def options(**settings):
+    """Settings as options of a command."""
+    return [word for name, value in settings.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+
+
+TINY = options(backbone="vit_digits", image_size=16, device="cpu", epochs=2, reference_epochs=1)
+GENTLE = options(backbone_lr=0.01, head_lr=0.01)  # steps that do not blow rounding up
+
+
+def train(run, *words):
+    return main(["train", *words, "-o", str(run)])
+
+
+def small_run(data):
+    """Two epochs of 7 steps on a plain image folder."""
+    return [
+        *options(method="small", dataset="folder", **data),
+        *TINY,
+        *options(batch_size=8, preset="release"),
+    ]
+
+
+@pytest.fixture(scope="module")
+def trained(data, tmp_path_factory):
+    """The folder of a run made by the command line."""
+    run = tmp_path_factory.mktemp("runs") / "run"
+    assert train(run, *small_run(data)) == 0
+    return run
+
+
+def scores(text):
+    """[All, Old, New] of every line that has them, as printed."""
+    return [list(found) for found in re.findall(r"All (\S+)%  Old (\S+)%  New (\S+)%", text)]
+
+
+def logged(run):
+    epochs = [line for line in RunFolder.open(run).metrics() if line["kind"] == "epoch"]
+    return [[f"{100 * line[name]:.2f}" for name in ("all", "old", "new")] for line in epochs]
+
+
+# The three layouts ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dataset", "method"), [("cub", "small"), ("cifar10", "small"), ("folder", "simgcd")]
+)
+def test_two_epochs_by_the_command_line(dataset, method, pictures, data, tmp_path, capsys):
+    root, split = tmp_path / "data", tmp_path / "split.pkl"
+    if dataset == "cub":
+        layouts.cub_root(root, layouts.Linker(pictures))
+        layouts.write_split(split, 100, 100)
+        places = options(root=root, split_file=split, batch_size=128, reference_batch_size=128)
+    elif dataset == "cifar10":
+        layouts.cifar10_root(root, None)
+        places = options(root=root, batch_size=32)
+    else:
+        places = options(**data, batch_size=32)
+    run = tmp_path / "run"
+    chosen = options(method=method, dataset=dataset)
+    assert train(run, *chosen, *places, *TINY, "--warm-start") == 0
+    out, err = capsys.readouterr()
+    epochs = logged(run)
+    assert len(epochs) == 2
+    assert scores(out)[0] == epochs[-1]  # the headline of the preset "paper" is the last epoch
+    assert f"run: {run}" in out
+    assert RunFolder.open(run).config.dataset == dataset
+    assert any("tau_q50" in line for line in RunFolder.open(run).metrics())  # EAGC took part
+    if dataset != "folder":  # these files are not the official ones, and that is said in one line each
+        assert re.search(r"^warning: .* has (md5|sha256) ", err, re.MULTILINE)
+    assert main(["evaluate", str(run)]) == 0
+    assert scores(capsys.readouterr().out) == [epochs[-1]]
+
+
+def test_a_report_by_the_command_line(trained, tmp_path, capsys):
+    assert main(["report", str(trained), "-o", str(tmp_path / "out")]) == 0
+    assert capsys.readouterr().out == f"report: {tmp_path / 'out' / 'report.html'}\n"
+    page = (tmp_path / "out" / "report.html").read_text()
+    assert all(f"<td>{float(value):.1f}</td>" in page for value in logged(trained)[-1])
+    assert page.count("<svg") == 4  # accuracy, energy and tau curves, their histograms, loss
+
+
+def test_best_weights_are_evaluated_on_request(trained, capsys):
+    best = json.loads((trained / "result.json").read_text())["best"]
+    assert main(["evaluate", str(trained), "--which", "best"]) == 0
+    assert scores(capsys.readouterr().out) == [[f"{100 * best[name]:.2f}" for name in ("all", "old", "new")]]
+
+
+def test_a_run_that_was_interrupted_goes_on(data, trained, tmp_path, capsys, monkeypatch):
+    run = tmp_path / "run"
+    finish = loop.Loop._finish_epoch
+
+    def interrupted(self, *arguments):
+        finish(self, *arguments)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(loop.Loop, "_finish_epoch", interrupted)
+        assert train(run, *small_run(data)) == 130
+    assert capsys.readouterr().err.rstrip().endswith("eagc train: interrupted")
+    assert train(run, *small_run(data)) == 2  # not into the folder of a run that exists
+    assert "resume the run in it" in capsys.readouterr().err
+    assert main(["train", "--resume", str(run), "--workers", "1"]) == 0
+    a, b = (load_checkpoint(path / "last.safetensors")[0] for path in (trained, run))
+    assert all(torch.equal(a[name], b[name]) for name in a)
+    assert main(["train", "--resume", str(run)]) == 0
+    assert "is complete" in capsys.readouterr().out
+
+
+def test_the_default_folder_names_the_run(data, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["train", *small_run(data), *options(preset="paper", epochs=1, seed=3), "--no-eagc"]) == 0
+    assert (tmp_path / "runs" / "folder-small-paper-no-eagc-seed3" / "result.json").exists()
+    capsys.readouterr()
+
+
+# Two processes ----------------------------------------------------------------------------------------------
+
+
+def test_ten_steps_in_two_processes_are_those_of_one(data, tmp_path):
+    steps = options(epochs=1, batch_size=6, preset="release", log_every=1)
+    words = [*options(method="simgcd", dataset="folder", **data), *TINY, *GENTLE, *steps]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    done = subprocess.run(
+        [*launch, "-m", "eagc_ops.cli", "train", *words, "-o", str(tmp_path / "two")],
+        capture_output=True,
+        text=True,
+        env=environment,
+    )
+    assert done.returncode == 0, done.stderr[-4000:]
+    assert len(scores(done.stdout)) == 2  # last and best epoch, said by one of the processes
+    assert train(tmp_path / "one", *words) == 0
+    one, two = (load_checkpoint(tmp_path / name / "last.safetensors")[0] for name in ("one", "two"))
+    assert RunFolder.open(tmp_path / "two").facts["steps_per_epoch"] == 10
+    rows = [
+        sum(sum(line.get("tau_histogram", [])) for line in RunFolder.open(tmp_path / name).metrics())
+        for name in ("one", "two")
+    ]
+    assert 0 < rows[1] < rows[0]  # each process had a share of the unlabelled rows
+    assert one.keys() == two.keys()
+    start = loop.Loop(RunFolder.open(tmp_path / "one").config).student.state()
+    moved = max((one[name] - start[name]).abs().max().item() for name in start)
+    assert moved > 1e-2
+    # The momentum of two processes sums gradients of a different scale.
+    for name in (name for name in one if not name.startswith("optimiser")):
+        torch.testing.assert_close(
+            two[name], one[name], rtol=0, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
+        )
+
+
+# Refusals ---------------------------------------------------------------------------------------------------
+
+
+def test_a_recipe_cannot_change_in_a_run_that_exists(trained, capsys):
+    for arguments in (
+        ["train", "--resume", str(trained), "--lambda-p", "2"],
+        ["evaluate", str(trained), "--epochs", "3"],
+    ):
+        code, _, err = call(capsys, *arguments)
+        assert (code, len(err.splitlines())) == (2, 1)
+
+
+def test_a_damaged_checkpoint_is_one_line(trained, tmp_path, capsys):
+    for name in ("run.json", "last.safetensors"):
+        (tmp_path / name).write_bytes((trained / name).read_bytes()[: None if name == "run.json" else -100])
+    code, _, err = call(capsys, "evaluate", str(tmp_path))
+    assert (code, len(err.splitlines())) == (2, 1)
+    assert "damaged" in err

@@ -1,0 +1,55 @@
+"""`eagc demo`."""
+
+from __future__ import annotations
+
+import sys
+import time
+from pathlib import Path
+
+from eagc_ops.console import Parser, command, whole_number
+
+
+@command("eagc demo")
+def main(argv: list[str]) -> int:
+    """Train SimGCD with and without EAGC on scikit-learn's digits, end to end, in minutes on a CPU."""
+    parser = Parser(prog="eagc demo", description=main.__doc__)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("runs/demo"),
+        metavar="FOLDER",
+        help="folder for runs and report [runs/demo]",
+    )
+    count = {"type": whole_number(), "metavar": "N"}
+    parser.add_argument("--seeds", default=3, help="seeds 0 to N - 1 of every variant [3]", **count)
+    parser.add_argument("--epochs", default=6, help="epochs of every run [6]", **count)
+    parser.add_argument(
+        "--pretrain-epochs", default=10, help="epochs of pretraining without labels [10]", **count
+    )
+    parser.add_argument("--jobs", help="runs at a time [one for each core, up to 4]", **count)
+    parser.add_argument(
+        "--fresh", action="store_true", help="do everything again instead of using finished work"
+    )
+    arguments = parser.parse_args(argv)
+
+    # Accelerate, timm and matplotlib take seconds to import: --help and wrong options do not wait for them.
+    from eagc_ops.training.engine.jobs import default_jobs
+    from eagc_ops.training.studies.demo import WeakEncoderError, run_demo
+
+    started = time.perf_counter()
+    try:
+        report = run_demo(
+            arguments.output,
+            seeds=arguments.seeds,
+            epochs=arguments.epochs,
+            pretrain_epochs=arguments.pretrain_epochs,
+            at_a_time=arguments.jobs or default_jobs("cpu"),
+            fresh=arguments.fresh,
+            say=lambda text: print(text, flush=True),
+        )
+    except WeakEncoderError as error:
+        print(f"eagc demo: {error}", file=sys.stderr)
+        return 1
+    print(f"\nreport: {report}\n{time.perf_counter() - started:.0f} s in all")
+    return 0

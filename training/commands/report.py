@@ -1,0 +1,47 @@
+"""`eagc report`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from eagc_ops.console import Parser, command
+from eagc_ops.training.commands.common import MOVED
+from eagc_ops.training.config import add_config_arguments
+
+
+@command("eagc report")
+def main(argv: list[str]) -> int:
+    """Write a self-contained HTML page about runs: curves, energies, mean and std over seeds."""
+    parser = Parser(prog="eagc report", description=main.__doc__)
+    parser.add_argument(
+        "runs",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+        help="folder of a run; runs that differ only in the seed are averaged",
+    )
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        default=Path("out"),
+        metavar="FOLDER",
+        help="folder for report.html [out]",
+    )
+    parser.add_argument(
+        "--pictures",
+        action="store_true",
+        help="also draw what needs data and weights: energies and tau of whole sets, conceptor spectrum, "
+        "t-SNE, attention maps; the options below say where data and weights are, if they have moved",
+    )
+    add_config_arguments(parser, MOVED)
+    settings = vars(parser.parse_args(argv))
+    runs, output, pictures = (settings.pop(name) for name in ("runs", "output", "pictures"))
+    if settings and not pictures:
+        option = f"--{next(iter(settings)).replace('_', '-')}"
+        parser.error(f"{option} is for --pictures: without them no data and no weights are read")
+
+    from eagc_ops.training.report.page import write_report
+
+    print(f"report: {write_report(runs, output, pictures=pictures, **settings)}")
+    return 0

@@ -1,0 +1,172 @@
+"""Fill in a table on one data set: check what it needs, train the runs that are left, record them."""
+
+from __future__ import annotations
+
+import datetime
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from concurrent.futures import BrokenExecutor
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from eagc_ops.console import one_line
+from eagc_ops.environment import describe
+from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.data import SPECS, open_data
+from eagc_ops.training.data.splits import PUBLISHED
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.jobs import Job, default_jobs, run_jobs, unfinished
+from eagc_ops.training.engine.pretraining import pretrained_encoder
+from eagc_ops.training.models.backbones import BACKBONES
+from eagc_ops.training.paper.filled import record
+from eagc_ops.training.paper.planning import Order
+from eagc_ops.training.paper.tables import MINIATURES, PlannedRun
+from eagc_ops.training.runs import run_job
+
+_PUBLISHERS = {  # GitHub repositories of weights
+    "dino_vitb16": "facebookresearch/dino",
+    "dinov2_vitb14_reg4": "facebookresearch/dinov2",
+}
+
+
+def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callable[[str], None]) -> int:
+    """Train the runs that are left and record all runs of the order. Returns the number of runs that failed.
+
+    `at_a_time`: runs at a time; None: one for each GPU, or on a CPU one for each core, up to 4.
+    `pretrain_epochs`: of the small encoder that a miniature needs if the order names no weights.
+    """
+    runs, started = order.runs(), time.perf_counter()
+    check_needs(order.dataset, runs[0].config)
+    torch.set_num_threads(1)  # as in every process of `run_jobs`
+    if order.dataset in MINIATURES and "weights" not in order.places:
+        _pretrain(order.dataset, Path(runs[0].config.weights), pretrain_epochs, say)
+    jobs = jobs_of(runs)
+    left, at_a_time = unfinished(jobs), at_a_time or default_jobs(runs[0].config.device)
+    before = len(jobs) - len(left)
+    say(
+        f"{order.name} on {SPECS[order.dataset].title}: {len(jobs)} runs, {before} of them finished before; "
+        f"{at_a_time} at a time"
+    )
+    failed = 0
+    for done, (job, result) in enumerate(run_jobs(left, at_a_time, run_job), 1):
+        place = f"   {done:3} of {len(left)}: {job.folder.name}"
+        if isinstance(result, Exception):
+            failed += 1
+            _show_failure(place, result)
+        else:
+            last = " ".join(
+                f"{name.capitalize()} {_percent(result['last'][name])}" for name in ("all", "old", "new")
+            )
+            say(f"{place}  {last}  after {time.perf_counter() - started:.0f} s")
+    record(
+        order.home,
+        order.dataset,
+        _conditions(order),
+        ((run.row.key, run.group.title, run.folder) for run in runs),
+    )
+    return failed
+
+
+def check_needs(dataset: str, config: Config) -> None:
+    """Raise a ConfigError that names every option that is missing, and where its file is published."""
+    spec, miniature = SPECS[dataset], MINIATURES.get(dataset)
+    if miniature and config.backbone != miniature.backbone:
+        raise ConfigError(
+            f"{config.backbone} needs photographs, and {dataset} are drawings of 8 x 8 pixels: "
+            "choose a different --dataset"
+        )
+    needs = []
+    if not miniature and config.root is None:
+        source = "; the small version of the Herbarium Challenge 2019, FGVC6"
+        needs.append(f"--root (a folder with {spec.layout}{source if dataset == 'herbarium19' else ''})")
+    if dataset in ("cub", "scars", "aircraft") and config.split_file is None:
+        place = (
+            "published in the GitHub repository sgvaze/generalized-category-discovery, folder data/ssb_splits"
+        )
+        needs.append(f"--split-file ({PUBLISHED[dataset][0]}, {place})")
+    if dataset == "folder" and config.split_file is None:
+        needs.append("--split-file (a .json or .yaml that names the known classes)")
+    if config.weights is None:
+        place = f"published in the GitHub repository {_PUBLISHERS[config.backbone]}"
+        needs.append(f"--weights ({BACKBONES[config.backbone][1]}, {place})")
+    if needs:
+        raise ConfigError(
+            f"{spec.title} with {config.backbone} needs {', '.join(needs)}; --dry-run shows the plan "
+            "without them"
+        )
+
+
+def jobs_of(runs: Sequence[PlannedRun]) -> list[Job]:
+    """A job for every different run.
+
+    Runs share trunk caches, reference models and subspaces: one job makes each of them, and the others come
+    after it.
+    """
+    facts: dict[tuple, dict[str, Any]] = {}
+    maker: dict[tuple, Path] = {}
+    jobs: dict[Path, Job] = {}
+    for run in runs:
+        config, folder = run.config, run.folder
+        blocks = (config.trainable_blocks, config.blocks_of_reference)
+        if blocks not in facts:
+            facts[blocks] = _facts(config)
+        start = getattr(config, "init", None)
+        after = {maker.setdefault(key, folder) for key in _shared(config)} | (
+            {Path(start)} if start else set()
+        )
+        jobs.setdefault(folder, Job(config, folder, facts[blocks], tuple(after - {folder})))
+    return list(jobs.values())
+
+
+def _facts(config: Config) -> dict[str, Any]:
+    """What run.json must say of data and encoder; this also builds the trunk cache."""
+    facts = Experiment(config.replace(k=None)).facts
+    return {"split_hash": facts.split_hash, "trunk": facts.trunk}
+
+
+def _shared(config: Config) -> list[tuple]:
+    """Keys of the reference model and of the subspace that the run uses."""
+    if not (config.has_operator or config.warm_start):
+        return []
+    settings = config.to_json()
+    reference_model = (
+        config.seed,
+        config.trainable_blocks,
+        config.blocks_of_reference,
+        *(value for name, value in settings.items() if name.startswith("reference_")),
+    )
+    if not config.has_operator:
+        return [reference_model]
+    return [reference_model, (*reference_model, config.subspace, config.pca_k, config.aperture)]
+
+
+def _pretrain(dataset: str, file: Path, epochs: int, say: Callable[[str], None]) -> None:
+    encoder = pretrained_encoder(file, open_data(dataset), epochs)
+    say(f"{encoder}")
+    if encoder.fault:
+        raise ConfigError(f"{encoder.fault} (delete {encoder.file}, and raise --pretrain-epochs)")
+
+
+def _show_failure(place: str, error: Exception) -> None:
+    if not isinstance(error, (ValueError, FloatingPointError, BrokenExecutor)):
+        traceback.print_exception(error)
+    print(f"{place} FAILED: {one_line(error)}", file=sys.stderr, flush=True)
+
+
+def _conditions(order: Order) -> dict[str, Any]:
+    environment = describe()
+    machine = environment["machine"]
+    return {
+        "date": datetime.date.today().isoformat(),
+        "machine": ", ".join(machine["gpus"]) or f"{machine['cores']} cores of {machine['cpu']}",
+        "commit": environment["commit"],
+        "preset": order.preset,
+    }
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"

@@ -1,0 +1,157 @@
+"""An order for a table: its runs, how many of them are finished, and the cost of the others."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from eagc_ops.training.config import Config, Diagnosis, resolve
+from eagc_ops.training.data import SPECS
+from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.paper.tables import (
+    MINIATURES,
+    TABLES,
+    PaperTable,
+    PlannedRun,
+    configuration,
+    plan,
+    steps_per_epoch,
+)
+from eagc_ops.training.paper.values import A100_EPOCH
+
+
+@dataclass(frozen=True)
+class Order:
+    """Which table is filled in on which data set, and how.
+
+    `output` holds `runs/`, shared by all tables, and a folder for every table.
+    """
+
+    name: str
+    dataset: str
+    output: Path
+    preset: str = "release"  # of the rows with EAGC
+    seeds: int = 3  # 0 to seeds - 1
+    trunk_cache: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict)  # of every run: epochs
+    places: Mapping[str, Any] = field(default_factory=dict)  # settings of the machine: root, weights, ...
+
+    @property
+    def table(self) -> PaperTable:
+        return TABLES[self.name]
+
+    @property
+    def home(self) -> Path:
+        """The table's folder."""
+        return self.output / self.name
+
+    def runs(self) -> list[PlannedRun]:
+        machine, miniature = dict(self.places), MINIATURES.get(self.dataset)
+        if miniature:
+            weights = str(self.output / f"{self.dataset}.safetensors")
+            machine = {"weights": weights, **miniature.machine, **machine}
+        if miniature or self.trunk_cache:
+            machine["trunk_cache"] = str(self.output / "trunk" / self.dataset)
+        if self.table.steps:
+            every = miniature.diagnose_every if miniature else 1
+            machine["diagnose"] = Diagnosis(every=every, steps=self.table.steps)
+        return plan(
+            self.table,
+            self.dataset,
+            self.output,
+            preset=self.preset,
+            seeds=range(self.seeds),
+            settings=self.settings,
+            machine=machine,
+        )
+
+
+def plan_text(order: Order) -> str:
+    """The rows with their recipes, how many runs are finished, and the cost of the others."""
+    planned = order.runs()
+    runs = list({run.folder: run for run in planned}.values())  # rows may share runs
+    epochs = {run.folder: _epochs_done(run.folder) for run in runs}
+    finished = sum(done is None for done in epochs.values())
+    begun = sum(map(bool, epochs.values()))
+    title = SPECS[order.dataset].title
+    lines = [f"{title}: {len(runs)} runs, {finished} finished, {begun} begun"]
+    for key, group in dict.fromkeys((run.row.key, run.group) for run in planned):
+        own = [run for run in planned if (run.row.key, run.group) == (key, group)]
+        done = sum(epochs[run.folder] is None for run in own)
+        seeds = f"seeds {', '.join(str(run.seed) for run in own)}" + (f" ({done} finished)" if done else "")
+        name = key if group.method is None else f"{key} ({group.title})"
+        lines.append(f"  {name:28} {_recipe_text(order, own[0])}; {seeds}")
+    left = [
+        (run.config, (run.config.epochs - epochs[run.folder]) * steps_per_epoch(run.config))
+        for run in runs
+        if epochs[run.folder] is not None
+    ]
+    return "\n".join([*lines, *_cost(order, left)])
+
+
+def _recipe_text(order: Order, run: PlannedRun) -> str:
+    """Method, preset, and the settings in which the row differs from them."""
+    recipe = configuration(order.table, run.row, run.group, order.preset, order.settings)
+    plain = resolve(recipe.method, order.dataset, recipe.preset).to_json()
+    changes = [f"{name}={value}" for name, value in recipe.to_json().items() if value != plain[name]]
+    return ", ".join([recipe.method, f"preset {recipe.preset}", *changes])
+
+
+def _epochs_done(folder: Path) -> int | None:
+    """Epochs that a run has finished; None if it is complete."""
+    if (folder / "result.json").exists():
+        return None
+    if not (folder / "run.json").exists():
+        return 0
+    return sum(line["kind"] == "epoch" for line in RunFolder.open(folder).metrics())
+
+
+def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
+    """Steps, and seconds if finished runs of this folder or the paper tell how long a step takes.
+
+    `left` has the configuration of each unfinished run, and its steps.
+    """
+    dataset, home = order.dataset, order.output
+    if not SPECS[dataset].train:
+        epochs = sum(config.epochs for config, _ in left)
+        return [f"  left: {epochs:,} epochs; steps follow from the folder's number of images"]
+    lines = [f"  left: {sum(steps for _, steps in left):,} optimizer steps in {len(left)} runs"]
+    methods = dict.fromkeys(config.method for config, _ in left)
+    measured = {method: _seconds_per_step(home, dataset, method) for method in methods}
+    here = [steps * measured[config.method] for config, steps in left if measured[config.method]]
+    if here:
+        source = f"by the steps of finished runs in {home}"
+        lines.append(f"  ESTIMATE {_duration(here)} for {len(here)} runs, one at a time, {source}")
+    paper = [
+        steps * A100_EPOCH[dataset, config.eagc] / steps_per_epoch(config)
+        for config, steps in left
+        if config.method == "simgcd" and (dataset, config.eagc) in A100_EPOCH and not measured["simgcd"]
+    ]
+    if paper:
+        source = "by the paper's epochs on one A100"
+        lines.append(
+            f"  ESTIMATE {_duration(paper)} for the {len(paper)} runs of SimGCD, one at a time, {source}"
+        )
+    if rest := len(left) - len(here) - len(paper):
+        reason = f"none of their method is finished in {home}, and the paper gives none"
+        lines.append(f"  {rest} runs have no time estimate: {reason}")
+    if here or paper:
+        lines.append("  (training steps only: reference models, evaluations and diagnoses come on top)")
+    return lines
+
+
+def _seconds_per_step(home: Path, dataset: str, method: str) -> float | None:
+    folders = [file.parent for file in (home / "runs").glob(f"{dataset}-{method}-*/result.json")]
+    metrics = (line for folder in folders for line in RunFolder.open(folder).metrics())
+    seconds = [line["seconds"] / line["steps"] for line in metrics if line["kind"] == "epoch"]
+    return statistics.median(seconds) if seconds else None
+
+
+def _duration(seconds: Iterable[float]) -> str:
+    total = sum(seconds)
+    if total < 120:
+        return f"{total:.0f} s"
+    return f"{total / 60:.0f} min" if total < 7200 else f"{total / 3600:.1f} h"

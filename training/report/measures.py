@@ -1,0 +1,120 @@
+"""The numbers of a run, their titles and explanations, and mean ± std over seeds."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Sequence
+
+from eagc_ops.training.analysis.diagnosis import MEASURES
+from eagc_ops.training.report.runs import RunGroup, RunRecord
+
+SCORES = ("all", "old", "new")
+TITLES = {
+    "gdc_clean": "GDC, clean",
+    "gdc_release": "GDC, release",
+    "soc_release": "SOC, release",
+    "soc_paper": "SOC, paper",
+    "rho_grad": "rho_grad",
+    "rho_in": "rho_in",
+    "cos_labelled": "cos: labelled",
+    "cos_known": "cos: + known unlabelled",
+    "cos_novel": "cos: + novel unlabelled",
+    "cos_all": "cos: all",
+}
+
+
+def measures(run: RunRecord) -> dict[str, float]:
+    """The numbers of a run, NaN where it has no value.
+
+    `all`, `old`, `new`: accuracies of the last epoch so far, in percent; `best_all`, ...: of the best epoch.
+    `seconds`: median over whole epochs, without the time for GDC and SOC. The measures of gradient
+    entanglement (`gdc_clean`, ...): means over the steps at which they were measured.
+    """
+    epochs, diagnoses = run.lines["epoch"], run.lines["diagnosis"]
+    best = max(epochs, key=lambda line: line["all"])
+    values = {name: number(epochs[-1][name], 100) for name in SCORES}
+    values |= {f"best_{name}": number(best[name], 100) for name in SCORES}
+    diagnosing: dict[int, float] = {}
+    for line in diagnoses:
+        diagnosing[line["epoch"]] = diagnosing.get(line["epoch"], 0.0) + line["seconds"]
+    # A resumed run may have done only a part of an epoch: its seconds do not count.
+    whole = [line for line in epochs if line["steps"] == run.facts.steps_per_epoch]
+    seconds = [line["seconds"] - diagnosing.get(line["epoch"], 0.0) for line in whole]
+    values["seconds"] = statistics.median(seconds) if seconds else math.nan
+    for name in MEASURES:
+        measured = [line[name] for line in diagnoses if line.get(name) is not None]
+        values[name] = statistics.fmean(measured) if measured else math.nan
+    return values
+
+
+def measured(groups: Sequence[RunGroup]) -> list[str]:
+    """The measures of gradient entanglement of which some run has a value."""
+    lines = _diagnoses(groups)
+    return [name for name in MEASURES if any(line.get(name) is not None for line in lines)]
+
+
+def explanations(groups: Sequence[RunGroup]) -> list[str]:
+    """Sentences about the measures of gradient entanglement that the groups have."""
+    k = " or ".join(str(k) for k in sorted({line["k"] for line in _diagnoses(groups)}))
+    texts = {
+        "gdc": (
+            "GDC = 1 - cos of the supervised gradient and the whole gradient of the last block (or of all "
+            "trained parameters, if the run asks for it), on training batches.",
+            "GDC, clean: the supervised gradient without EAGC's operator, against the gradient that is "
+            "applied.",
+            "GDC, release: the operator acts in both gradients, as in the released code.",
+        ),
+        "soc": (
+            f"SOC: share of the energy of novel-class features in the {k} leading directions of labelled "
+            "features, under the test transform; novel classes by their true labels.",
+            "SOC, release: unit-norm rows, centred on the labelled mean. SOC, paper: raw features.",
+        ),
+        "rho_grad": (
+            "rho_grad: share of the rows of known classes, labelled ones included, in the sum of |dL/dz| "
+            "over a batch, where L is the method's whole loss before the operator acts. The grey line is "
+            "their share of the rows: rho_grad would be there if all rows pulled alike.",
+        ),
+        "rho_in": (
+            "rho_in: share of the energy of novel-class features inside the conceptor of the current "
+            "labelled features (not of the reference model's), with the run's aperture.",
+        ),
+        "cos": (
+            "cos: cosine of the supervised gradient and the gradient of the whole loss of some rows of the "
+            "batch: the labelled ones, these and the unlabelled ones of known classes, these and the "
+            "unlabelled ones of novel classes, all. The operator takes no part.",
+        ),
+    }
+    names = measured(groups)
+    shown = [texts[kind] for kind in texts if any(name.startswith(kind) for name in names)]
+    return [sentence for sentences in shown for sentence in sentences]
+
+
+def mean_std(values: Iterable[float]) -> tuple[float, float]:
+    """Mean and sample standard deviation (n - 1; NaN for one value) of the values that are not NaN."""
+    numbers = [value for value in values if not math.isnan(value)]
+    mean = statistics.fmean(numbers) if numbers else math.nan
+    return mean, statistics.stdev(numbers) if len(numbers) > 1 else math.nan
+
+
+def plus_minus(values: Iterable[float], digits: int = 1, sign: str = "") -> str:
+    """`mean ± std` as text; one value has no std, and a dash stands for none.
+
+    `sign="+"` also marks positive means.
+
+    >>> plus_minus([1.0, 2.0, 3.0]), plus_minus([0.5], 2), plus_minus([])
+    ('2.0 ± 1.0', '0.50', '-')
+    """
+    mean, std = mean_std(values)
+    if math.isnan(mean):
+        return "-"
+    return f"{mean:{sign}.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
+
+
+def number(value: float | None, scale: float = 1.0) -> float:
+    """A value of a log line, where None stands for NaN."""
+    return math.nan if value is None else scale * value
+
+
+def _diagnoses(groups: Sequence[RunGroup]) -> list[dict]:
+    return [line for group in groups for run in group.runs for line in run.lines["diagnosis"]]

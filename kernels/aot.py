@@ -271,10 +271,10 @@ def _case(
 
 
 def _number(pattern: str, text: str) -> int:
-    found = re.search(pattern, text)
-    if not found:
+    match = re.search(pattern, text)
+    if not match:
         raise RuntimeError(
             f"the compiler's report has no {pattern!r}; a newer version of it may print something "
             f"else:\n{text[-2000:]}"
         )
-    return int(found.group(1))
+    return int(match.group(1))

@@ -36,7 +36,9 @@ def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()
     """
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ConfigError(f"{output} is not an empty folder: resume the run in it, or choose another")
+        raise ConfigError(
+            f"{output} is not an empty folder: resume the run in it, or choose a different folder"
+        )
     config, estimate = _with_estimated_k(config)
     experiment = Experiment(config)
     start = experiment.starting_point  # one that does not fit is refused before a folder is made

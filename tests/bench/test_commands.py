@@ -90,7 +90,7 @@ def test_wrong_options_are_refused(argv, words, capsys, monkeypatch):
     [
         ("--dataset cub", "--dataset cub without --root: root 'None' is not a folder; CUB"),
         ("--dataset cub --root nowhere", "--dataset cub --root nowhere: root 'nowhere' is not a folder"),
-        ("--dataset birds --root nowhere", "dataset 'birds' is not known; choose one of"),
+        ("--dataset birds --root nowhere", "dataset must be one of cifar10, "),
         ("--dataset digits --root nowhere", "have no root"),
         (
             "--dataset digits --rows 4000",

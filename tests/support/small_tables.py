@@ -15,10 +15,11 @@ from io import StringIO
 
 import numpy as np
 import small_runs
+from run_facts import some_facts
 
 from eagc_ops.cli import main
 from eagc_ops.training.data import ImageSubset, open_data
-from eagc_ops.training.engine import loop
+from eagc_ops.training.engine import experiment
 from eagc_ops.training.engine import pretraining as pretrain
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.paper import filling, tables
@@ -42,7 +43,7 @@ def few_digits():
 def make_small(patch):
     """180 images of digits, weak encoders allowed. `patch` is setattr, or undoes itself."""
     few = few_digits()
-    for module in (filling, loop):
+    for module in (filling, experiment):
         patch(module, "open_data", lambda *_, **__: few)
     patch(pretrain, "NEEDED", 0.1)
     patch(tables, "MINIATURES", {"digits": tables.MINIATURES["digits"]._replace(switches=SMALL)})
@@ -91,15 +92,7 @@ def runs_of(home, name):
 
 def record_run(path, config, values):
     """A finished run of two epochs with these All, Old, New."""
-    facts = {
-        "split_hash": "5" * 64,
-        "trunk": "7" * 64,
-        "known": 100,
-        "classes": 200,
-        "images": 5994,
-        "labelled": 1500,
-        "steps_per_epoch": 46,
-    }
+    facts = some_facts(known=100, classes=200, images=5994, labelled=1500, steps_per_epoch=46)
     folder = RunFolder.create(path, config, facts)
     folder.start_logs(0, 0, 0)
     for epoch, (everything, old, new) in enumerate(values.tolist()):

@@ -217,7 +217,7 @@ def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
         if (directory / "tokens.bin").exists():
             raise ValueError(
                 f"{directory} has a tokens.bin but no cache.json: not a trunk cache, or a damaged one; "
-                "choose another directory"
+                "choose a different directory"
             )
         return 0
     try:
@@ -234,7 +234,7 @@ def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
     ]
     if differs:
         raise ValueError(
-            f"trunk cache {directory} is stale ({'; '.join(differs)}): delete it, or choose another directory"
+            f"trunk cache {directory} is stale ({'; '.join(differs)}): delete it, or choose a different directory"
         )
     return done
 

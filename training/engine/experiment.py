@@ -142,7 +142,7 @@ class Experiment:
                 f"{name} ({theirs.get(name)!r} there, {ours.get(name)!r} here)" for name in differs[:3]
             )
             raise CheckpointError(
-                f"{path} belongs to another run: {shown}" + (" and more" if len(differs) > 3 else "")
+                f"{path} belongs to a different run: {shown}" + (" and more" if len(differs) > 3 else "")
             )
         return tensors, state
 

@@ -34,7 +34,7 @@ def default_jobs(device: str = "auto") -> int:
     return (len(_gpus()) if device == "auto" else 0) or min(os.cpu_count() or 1, 4)
 
 
-def unfinished(jobs: Sequence[Job], remedy: str = "choose another --output") -> list[Job]:
+def unfinished(jobs: Sequence[Job], remedy: str = "choose a different --output") -> list[Job]:
     """The jobs that are not complete.
 
     A folder that holds a different run is an error, which ends in `remedy`.

@@ -96,7 +96,7 @@ def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEnco
         state = load_checkpoint(file)[1]
         if state.get("key") != key:
             raise ConfigError(
-                f"{file} was pretrained with other settings: delete it, or choose another --output"
+                f"{file} was pretrained with different settings: delete it, or choose a different --output"
             )
         return PretrainedEncoder(file, epochs, None, state["accuracy"], state["raw_accuracy"])
     pixels = torch.stack([data.test_transform(data.merged[i][0]) for i in range(len(data.merged))])

@@ -8,12 +8,12 @@ import pytest
 from pages import Page
 from small_tables import cells, table
 
-from eagc_ops.bench import overhead
-from eagc_ops.bench.measure import load
+from eagc_ops.bench import tables
+from eagc_ops.bench.results_file import load
 from eagc_ops.training.commands import table as command
 from eagc_ops.training.paper.tables import TABLES
 
-RESULTS = Path(overhead.__file__).parent / "results"
+RESULTS = Path(tables.__file__).parent / "results"
 
 
 def test_overhead_is_measured_by_the_benchmark(tmp_path, capsys):
@@ -97,12 +97,12 @@ def test_the_overhead_page_has_the_tables_of_the_benchmark(measured):
     assert f"table: {folder / 'table.md'}, {folder / 'table.html'}\n" in out
     results = load(RESULTS / "overhead.json")
     page = Page((folder / "table.html").read_text())
-    steps = overhead.step_table(results["steps"])
-    assert page.tables[0] == [list(steps[0]), *(list(row.values()) for row in steps)]
+    steps = tables.steps(results["steps"])
+    assert page.tables[0] == [list(steps.header), *(list(row.cells) for row in steps.rows)]
     assert page.tables[-1][0][0] == "paper, A100, not measured here"
     assert len(page.tables) == 7 + bool(results["bars"])
     text = (folder / "table.md").read_text()
-    assert cells(text) == {row["step"]: [row] for row in steps}
+    assert cells(text) == {row.cells[0]: [dict(zip(steps.header, row.cells))] for row in steps.rows}
     for shown in (text, page.text):
         assert (
             "SimGCD with vit_small_patch16_224 at 224 pixels, 16 rows; medians (of 9 rounds for steps)"

@@ -14,6 +14,7 @@ from commands import call
 from eagc_ops.cli import main
 from eagc_ops.training.engine import loop
 from eagc_ops.training.engine.checkpoint import load_checkpoint
+from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.run_folder import RunFolder
 
 
@@ -150,14 +151,14 @@ def test_ten_steps_in_two_processes_are_those_of_one(data, tmp_path):
     assert len(scores(done.stdout)) == 2  # last and best epoch, said by one of the processes
     assert train(tmp_path / "one", *words) == 0
     one, two = (load_checkpoint(tmp_path / name / "last.safetensors")[0] for name in ("one", "two"))
-    assert RunFolder.open(tmp_path / "two").facts["steps_per_epoch"] == 10
+    assert RunFolder.open(tmp_path / "two").facts.steps_per_epoch == 10
     rows = [
         sum(sum(line.get("tau_histogram", [])) for line in RunFolder.open(tmp_path / name).metrics())
         for name in ("one", "two")
     ]
     assert 0 < rows[1] < rows[0]  # each process had a share of the unlabelled rows
     assert one.keys() == two.keys()
-    start = loop.Loop(RunFolder.open(tmp_path / "one").config).student.state()
+    start = Experiment(RunFolder.open(tmp_path / "one").config).student.state()
     moved = max((one[name] - start[name]).abs().max().item() for name in start)
     assert moved > 1e-2
     # The momentum of two processes sums gradients of a different scale.

@@ -340,5 +340,5 @@ def test_an_encoder_trains_its_last_blocks(data):
         )
         encoder.trunk(torch.randn(1, 3, 16, 16))  # a tail that is partly frozen is no trunk that is not
     for blocks in (0, 4, 1.0):
-        with pytest.raises(ValueError, match=f"blocks={blocks}: the tail has 3 blocks"):
+        with pytest.raises(ValueError, match=f"blocks must be between 1 and 3, got {blocks}"):
             encoder.train_last(blocks)

@@ -411,7 +411,8 @@ def test_a_foreign_checkpoint_names_what_differs(data, half_done, tmp_path):
     train(small_config(data, "noisy", epochs=1, seed=7), tmp_path / "foreign")
     shutil.copy(tmp_path / "foreign" / "last.safetensors", half_done / "last.safetensors")
     with pytest.raises(
-        CheckpointError, match=r"belongs to another run: epochs \(1 there, 3 here\), seed \(7 there, 0 here\)"
+        CheckpointError,
+        match=r"belongs to a different run: epochs \(1 there, 3 here\), seed \(7 there, 0 here\)",
     ):
         resume(half_done)
 

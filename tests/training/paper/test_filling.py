@@ -10,7 +10,8 @@ import small_tables
 from pages import Page
 from small_tables import DIGITS, WITH_SUPPORT, aligned_cells, cells, make_small, printed, runs_of, table
 
-from eagc_ops.training.engine import jobs, loop
+from eagc_ops.training import runs
+from eagc_ops.training.config import Diagnosis
 from eagc_ops.training.paper import page as table_page
 from eagc_ops.training.paper.tables import TABLES
 from eagc_ops.training.report.runs import read_run
@@ -60,13 +61,13 @@ def ablation(small, tmp_path_factory):
     planned, plan = printed(*options, "--dry-run")
     calls = {"train": [], "resume": []}
     with pytest.MonkeyPatch.context() as patch:
-        for name, function in (("train", loop.train), ("resume", loop.resume)):
+        for name, function in (("train", runs.train), ("resume", runs.resume)):
 
             def counted(*arguments, name=name, function=function, **changes):
                 calls[name].append(arguments)
                 return function(*arguments, **changes)
 
-            patch.setattr(jobs, name, counted)
+            patch.setattr(runs, name, counted)
         code, out = printed(*options)
     assert (planned, code) == (0, 0)
     return SimpleNamespace(
@@ -238,7 +239,7 @@ def test_the_runs_follow_the_released_protocol(entanglement):
         (diagnosis,) = run.lines["diagnosis"]  # at steps 0, 10, ... of the four
         for name in ("gdc_release", "soc_release", "gdc_clean", "rho_grad", "rho_in"):
             assert value[name] == diagnosis[name]
-        assert config.diagnose == "every=10 steps=200"
+        assert config.diagnose == Diagnosis(every=10, steps=200)
 
 
 def test_gdc_and_soc_are_those_of_the_runs(entanglement):
@@ -270,14 +271,14 @@ def test_the_papers_gdc_and_soc_stand_beside(entanglement):
 
 
 def test_a_run_that_fails_leaves_the_others_and_code_1(tmp_path, capsys, small, monkeypatch):
-    train = loop.train
+    train = runs.train
 
     def diverging(config, folder):
         if config.tau == "uniform":
             raise FloatingPointError("the loss is nan")
         return train(config, folder)
 
-    monkeypatch.setattr(jobs, "train", diverging)
+    monkeypatch.setattr(runs, "train", diverging)
     options = ["projection", "--dataset", "digits", "-o", tmp_path, "--seeds", "1", "--epochs", "1"]
     assert table(*options, "--pretrain-epochs", "1", "--jobs", "1") == 1
     out, err = capsys.readouterr()

@@ -185,7 +185,7 @@ def test_conditions_are_said(ablation, condition):
 def test_a_second_time_nothing_is_trained_and_the_same_table_comes_out(ablation, monkeypatch):
     no_figures(monkeypatch)
     for name in ("train", "resume"):
-        monkeypatch.setattr(jobs, name, None)
+        monkeypatch.setattr(runs, name, None)
     code, out = printed(*ablation.options)
     assert code == 0
     assert "14 runs, 14 of them finished before" in out

@@ -68,8 +68,12 @@ def main():
         ("with the token", run(scaled=True, token=True)),
         ("without it", run(scaled=True, token=False)),
     ):
-        print(f"scaled gradient against the plain one, {name}: {(gradient - plain).norm() / plain.norm():.1e}")
-    losses = [gradients(encoder, head, eagc, reference, batches, scaled=True, token=True)[1] for _ in range(30)]
+        print(
+            f"scaled gradient against the plain one, {name}: {(gradient - plain).norm() / plain.norm():.1e}"
+        )
+    losses = [
+        gradients(encoder, head, eagc, reference, batches, scaled=True, token=True)[1] for _ in range(30)
+    ]
     print(f"loss: {losses[0]:.3f} -> {losses[-1]:.3f}")
 
 

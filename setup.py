@@ -1,8 +1,8 @@
 """Packaging of EAGC-ops.
 
-The folders of the repository are rooms of one import package: `kernels/` is imported as `eagc_ops.kernels`, `training/`
-as `eagc_ops.training`, `bench/` as `eagc_ops.bench`. A top-level package named `kernels` or `training` would collide with
-other people's packages in site-packages.
+The folders of the repository are rooms of one import package: `kernels/` is imported as `eagc_ops.kernels`,
+`training/` as `eagc_ops.training`, `bench/` as `eagc_ops.bench`. A top-level package named `kernels` or
+`training` would collide with other people's packages in site-packages.
 """
 
 import re
@@ -26,10 +26,10 @@ VERSION = re.search(
     r'__version__ = "(.+)"', (Path(__file__).parent / "eagc_ops/__init__.py").read_text(encoding="utf-8")
 )[1]
 
-# A reason stands beside every bound. constraints.txt has the exact versions of `make test`, constraints-lowest.txt the
-# lowest ones, with which `make test-lowest` runs the operator's tests.
+# A reason stands beside every bound. constraints.txt has the exact versions of `make test`,
+# constraints-lowest.txt the lowest ones, with which `make test-lowest` runs the operator's tests.
 TORCH = "torch>=2.9"  # the release that belongs to triton 3.5
-TRITON = "triton>=3.5; platform_system == 'Linux'"  # JITFunction._pack_args, by which the tests see what a launch compiles
+TRITON = "triton>=3.5; platform_system == 'Linux'"  # JITFunction._pack_args, which the tests use
 NUMPY = "numpy>=1.26"  # first release built for python 3.12
 SCIPY = "scipy>=1.11"  # linear_sum_assignment, loadmat; 1.11 is the first for python 3.12
 TIMM = "timm>=1.0.28"  # gated attention and parallel blocks, which the encoder must recognise and refuse

@@ -1,8 +1,8 @@
 """Hooks of the site: pages and pictures that live elsewhere in the repository.
 
-The Markdown files link to them by their place in the repository, so that the links also work where the files are read
-without being built. On the site a picture lies under pictures/, each of the files of PAGES is a page, and examples.md
-shows every script of examples/.
+The Markdown files link to them by their place in the repository, so that the links also work where the
+files are read without being built. On the site a picture lies under pictures/, each of the files of PAGES
+is a page, and examples.md shows every script of examples/.
 """
 
 import re
@@ -39,8 +39,8 @@ def on_page_markdown(markdown, **_):
 def _examples() -> str:
     """One section per script: its name and its source."""
     parts = [
-        "# Examples\n\nComplete scripts to copy. Each runs on a CPU in seconds, needs only the installed package "
-        "(`pip install '.[examples]'` for Lightning, Accelerate and timm) and is executed by the tests."
+        "# Examples\n\nComplete scripts to copy. Each runs on a CPU in seconds, needs only the installed "
+        "package (`pip install '.[examples]'` for Lightning, Accelerate and timm) and is run by the tests."
     ]
     for path in sorted((ROOT / "examples").glob("*.py")):
         parts.append(f"## {path.name}\n\n```python\n{path.read_text(encoding='utf-8')}```")

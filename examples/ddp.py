@@ -2,9 +2,10 @@
 
     torchrun --standalone --nproc-per-node 2 ddp.py
 
-DDP averages gradients over ranks. The anchor is a mean over labelled rows, and ranks may have different numbers of
-them: `process_group` makes it one mean over all ranks, so that two processes give the gradient of one. The script
-uses gloo and a CPU; on GPUs choose nccl and move models and batches to the rank's device.
+DDP averages gradients over ranks. The anchor is a mean over labelled rows, and ranks may have different
+numbers of them: `process_group` makes it one mean over all ranks, so that two processes give the gradient
+of one. The script uses gloo and a CPU; on GPUs choose nccl and move models and batches to the rank's
+device.
 """
 
 import copy
@@ -33,7 +34,7 @@ class Student(nn.Module):
 
 
 def step(student, reference, images, label, mask):
-    """A sum over rows divided by the global number of rows and multiplied by the ranks: the loss of one process."""
+    """The loss of this rank's rows, scaled so that DDP's average over ranks is the mean over all rows."""
     logits, token = student(images, reference(images), mask)
     world = dist.get_world_size() if isinstance(student, DistributedDataParallel) else 1
     loss = F.cross_entropy(logits, label, reduction="sum") * world / ROWS

@@ -2,8 +2,8 @@
 
     python own_loop.py
 
-The data are synthetic: ten classes, five of them known, half of the images of known classes labelled. The encoder and
-the two losses stand for those of your method.
+The data are synthetic: ten classes, five of them known, half of the images of known classes labelled. The
+encoder and the two losses stand for those of your method.
 """
 
 import copy

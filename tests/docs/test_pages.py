@@ -1,4 +1,4 @@
-"""README and docs/: code runs as printed, commands exist, figures come from the results files, links and names resolve."""
+"""README and docs/: code runs as printed, commands parse, figures equal the results, links resolve."""
 
 import os
 import re
@@ -66,7 +66,7 @@ def command_lines() -> list[tuple[str, str]]:
 
 @pytest.mark.parametrize(("page", "line"), command_lines())
 def test_commands_are_understood(page, line, capsys):
-    """A command that ends in --help checks the values before it; its help must name every option of the line."""
+    """A command that ends in --help checks the values before it; its help must name all its options."""
     _, *words = shlex.split(line, comments=True)
     with pytest.raises(SystemExit) as stopped:
         cli.main([*words, "--help"])

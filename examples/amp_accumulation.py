@@ -40,7 +40,7 @@ def main():
     head = nn.Linear(DIM, CLASSES, device=DEVICE)
     reference.requires_grad_(False)
     eagc = EAGC(Subspace.conceptor(reference(torch.randn(500, INPUT, device=DEVICE))), lambda_a=50.0)
-    optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.5)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1)
     images = torch.randn(MICRO_BATCHES, 64, INPUT, device=DEVICE)
     label = torch.randint(CLASSES, (MICRO_BATCHES, 64), device=DEVICE)
     mask = (torch.arange(64, device=DEVICE) % 2 == 0).expand(MICRO_BATCHES, 64)  # True = labelled

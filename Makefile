@@ -8,6 +8,7 @@ LOWEST ?= .venv-lowest
 export OMP_NUM_THREADS ?= 1
 # Two processes; the tests of a file stay in one of them, because they share what is slow to make.
 PYTEST := -m pytest -q -n 2 --dist loadfile --durations=15
+# Coverage costs a third more CPU time, so only the plain run pays for it.
 COVERAGE := --cov=eagc_ops --cov-report=term:skip-covered
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
 

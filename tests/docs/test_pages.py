@@ -102,7 +102,7 @@ def test_figures_come_from_the_results_files(page):
 
 def test_the_results_are_of_committed_code_one_machine_and_one_day():
     from eagc_ops.bench.figures import RESULTS
-    from eagc_ops.bench.measure import load
+    from eagc_ops.bench.results_file import load
 
     results = {path.stem: load(path) for path in RESULTS.glob("*.json")}
     assert sorted(results) == ["conceptor", "operator", "overhead", "roofline", "throughput"]
@@ -116,7 +116,7 @@ def test_the_results_are_of_committed_code_one_machine_and_one_day():
 
 def test_the_overhead_picture_shows_the_figures_of_the_table():
     from eagc_ops.bench.figures import RESULTS
-    from eagc_ops.bench.measure import load
+    from eagc_ops.bench.results_file import load
 
     picture = (RESULTS / "overhead.svg").read_text()
     for row in load(RESULTS / "overhead.json")["steps"]:

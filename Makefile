@@ -13,7 +13,7 @@ COVERAGE := --cov=eagc_ops --cov-report=term:skip-covered
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install links test test-quick test-lowest gate demo bench suites figures docs lint format clean
+.PHONY: help install tree test test-quick test-lowest gate demo bench suites figures docs types lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -30,9 +30,9 @@ install: $(READY)  ## the environment, and this clone in it
 
 # setup.py maps kernels/, training/ and bench/ into eagc_ops. Tools that read sources without importing them follow
 # folders, so they get the package as a tree of links.
-links:
-	@rm -rf build/static && mkdir -p build/static/eagc_ops
-	@ln -s $(CURDIR)/eagc_ops/* $(CURDIR)/kernels $(CURDIR)/training $(CURDIR)/bench build/static/eagc_ops/
+tree:
+	@rm -rf build/tree && mkdir -p build/tree/eagc_ops
+	@ln -s $(CURDIR)/eagc_ops/* $(CURDIR)/kernels $(CURDIR)/training $(CURDIR)/bench build/tree/eagc_ops/
 
 test: install  ## all tests: Triton's interpreter first, then everything else, with coverage and the slowest tests
 	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) tests
@@ -57,7 +57,7 @@ demo: install  ## the main job: SimGCD with and without EAGC on a small data set
 bench: install  ## throughput and overhead tables, pictures: the short form, into out/bench
 	$(BIN)/eagc bench all --quick -o out/bench
 
-suites: install  ## the pytest-benchmark suites: absolute times, one implementation after the other
+suites: install  ## the pytest-benchmark suites: absolute times, one contender after the other
 	MALLOC_TRIM_THRESHOLD_=4294967296 MALLOC_MMAP_THRESHOLD_=4294967296 OMP_NUM_THREADS=1 MKL_NUM_THREADS=1 \
 		$(BIN)/python -m pytest bench -q -p no:xdist -o python_files='suite_*.py'
 
@@ -65,13 +65,15 @@ figures: install  ## measure everything again (most of an hour), and write the f
 	$(BIN)/eagc bench all -o bench/results
 	$(BIN)/python -m eagc_ops.bench.figures
 
-docs: install links  ## the documentation, into site/; a broken link fails
+docs: install tree  ## the documentation, into site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
-lint: install links  ## ruff; mypy, strict on eagc_ops/ and kernels/; codespell
+types: install tree  ## mypy, strict on eagc_ops/ and kernels/
+	cd build/tree && $(abspath $(BIN))/python -m mypy --config-file $(CURDIR)/pyproject.toml
+
+lint: types  ## ruff, mypy, codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	cd build/static && $(abspath $(BIN))/python -m mypy --config-file $(CURDIR)/pyproject.toml -p eagc_ops
 	$(BIN)/codespell
 
 format: install  ## ruff, writing

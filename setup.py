@@ -41,7 +41,7 @@ TQDM = "tqdm>=4.66"  # settings from TQDM_* variables
 TENSORBOARD = "tensorboard>=2.15"  # protobuf 4 and later
 SAFETENSORS = "safetensors>=0.4.3"  # safe_open with metadata, refuses malformed headers
 PYYAML = "pyyaml>=6.0.1"  # safe_load of user split files; 6.0 cannot be built with Cython 3
-PYDANTIC = "pydantic>=2.7"  # frozen models, strict types, annotated ranges
+PYDANTIC = "pydantic>=2.8"  # settings and their ranges; 2.8 is the first for python 3.13
 JINJA2 = "jinja2>=3.1"  # templates of the HTML pages
 PYTEST = "pytest>=8.0"  # pythonpath, importlib import mode without __init__ files
 PYTEST_BENCHMARK = "pytest-benchmark>=4.0"  # works with pytest 8

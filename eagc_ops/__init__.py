@@ -1,7 +1,7 @@
 """EAGC-ops: the Energy-Aware Gradient Coordinator for Generalized Category Discovery.
 
-eagc_op = EAGC(Subspace.conceptor(labelled_features))
-z = eagc_op(z, z_ref, mask)        # identity forward; the backward pass is coordinated
+eagc = EAGC(Subspace.conceptor(labelled_features))
+z = eagc(z, z_ref, mask)        # identity forward; the backward pass is coordinated
 """
 
 try:
@@ -10,14 +10,15 @@ except ImportError as error:
     if error.name != "eagc_ops.kernels" and "cannot import name 'kernels'" not in str(error):
         raise
     raise ImportError(
-        "eagc_ops was found without its sub-packages: Python started in the root of a clone sees ./eagc_ops before the installed "
+        "eagc_ops was found without its sub-packages: Python started in the root of a clone sees ./eagc_ops "
+        "before the installed "
         "package. Install the clone with `pip install -e .`, or start Python in another folder."
     ) from error
 
 from eagc_ops import diagnostics
 from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.functional import eagc_op
 from eagc_ops.module import EAGC
-from eagc_ops.op import eagc_op
 from eagc_ops.subspace import Subspace
 
 __version__ = "0.1.0"

@@ -5,7 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 
-# command: (module with main(argv) -> exit code, or module:function, extra that installs what it needs, one line of help)
+# command: (module with main(argv) -> exit code, or module:function, extra that installs what it needs, one
+# line of help)
 COMMANDS = {
     "demo": (
         "eagc_ops.training.studies.demo",

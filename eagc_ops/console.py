@@ -1,6 +1,7 @@
 """What every command of `eagc` shares: the parser, and how errors and warnings reach the user.
 
-Exit codes: 0 done, 1 done and something is wrong (a run diverged, a check failed), 2 not as asked, 130 interrupted.
+Exit codes: 0 done, 1 done and something is wrong (a run diverged, a check failed), 2 not as asked, 130
+interrupted.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ Main = Callable[[list[str]], int]
 
 
 class Parser(argparse.ArgumentParser):
-    """An ArgumentParser whose errors are one line and name the nearest option; it guesses no abbreviations."""
+    """An ArgumentParser with errors of one line that name the nearest option, and without abbreviations."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)

@@ -1,7 +1,7 @@
-"""A ViT whose frozen trunk serves the student and its reference (design: images -> trunk -> tail -> z).
+"""A ViT whose frozen trunk serves the student and the reference model: images -> trunk -> tail -> z.
 
-Blocks below `grad_from_block` are frozen and the same in the student and in the reference model, so the trunk runs once and only
-the tail runs twice. Only the CLS token leaves the last block, so that block computes nothing for the other tokens.
+Blocks below `grad_from_block` are frozen and equal in both, so the trunk runs once and only the tail runs
+twice. Only the CLS token leaves the last block, so that block computes nothing for the other tokens.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import copy
 import hashlib
 import re
 from collections.abc import Iterable, Mapping
-from numbers import Real
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -19,27 +19,34 @@ from torch.utils.checkpoint import checkpoint
 
 __all__ = ["AnchoredEncoder"]
 
+_Shared = dict[str, Tensor | str]
+
 
 class AnchoredEncoder(nn.Module):
     """Student and reference features of one timm `VisionTransformer`, with one pass through the shared trunk.
 
-    The feature is the CLS token after the final norm, (B, D), not normalised: what `vit(images)` returns with `num_classes=0`.
-    Building the encoder freezes everything in `vit` except `blocks[grad_from_block:]`, the tail; the final norm stays frozen too.
+    The feature is the CLS token after the final norm, (B, D), not normalised, as `vit(images)` returns it
+    with `num_classes=0`. Building the encoder freezes everything in `vit` except `blocks[grad_from_block:]`,
+    the tail; the final norm stays frozen too.
 
     Args:
-        vit: timm VisionTransformer with a class token and global_pool="token"; kept, not copied. A classifier head is not used.
+        vit: timm VisionTransformer with a class token and global_pool="token"; kept, not copied. A classifier
+            head is not used.
         grad_from_block: first trainable block (11: the last block of a ViT-B).
         reference: where the reference tail comes from, see `set_reference`; None: there is no reference yet.
-        cls_only: compute only what reaches the CLS token in the last block. Same result to rounding (about 3e-7 relative in fp32).
+        cls_only: compute only the CLS token in the last block. The result is the same to rounding (about
+            3e-7 relative in fp32).
 
     Example:
         >>> import timm, torch
         >>> vit = timm.create_model("vit_tiny_patch16_224", num_classes=0, img_size=32, depth=3)
         >>> encoder = AnchoredEncoder(vit, grad_from_block=2)
-        >>> encoder.set_reference()                                   # the tail as it is now
+        >>> encoder.set_reference()  # a copy of the current tail
         >>> z, z_ref = encoder(torch.randn(4, 3, 32, 32), labelled_rows=torch.tensor([0, 2]))
-        >>> z.requires_grad, z_ref.requires_grad, torch.allclose(z[[0, 2]], z_ref[[0, 2]], atol=1e-5), z_ref[1].isnan().all().item()
-        (True, False, True, True)
+        >>> z.requires_grad, z_ref.requires_grad, torch.allclose(z[[0, 2]], z_ref[[0, 2]], atol=1e-5)
+        (True, False, True)
+        >>> z_ref[1].isnan().all().item()  # not computed
+        True
     """
 
     def __init__(
@@ -52,14 +59,16 @@ class AnchoredEncoder(nn.Module):
     ) -> None:
         super().__init__()
         _refuse_foreign_vit(vit)
-        depth = len(vit.blocks)
+        blocks: Any = vit.blocks
+        depth = len(blocks)
         if not (isinstance(grad_from_block, int) and 0 <= grad_from_block < depth):
             raise ValueError(
-                f"grad_from_block={grad_from_block!r}: vit has blocks 0..{depth - 1}; {depth - 1} trains the last block, 0 trains them all"
+                f"grad_from_block must be one of the blocks 0..{depth - 1} of vit, got {grad_from_block!r}; "
+                f"{depth - 1} trains the last block, 0 trains them all"
             )
         if cls_only:
-            _refuse_foreign_block(vit.blocks[-1], f"blocks.{depth - 1}")
-        self.vit = vit
+            _refuse_foreign_block(blocks[-1], f"blocks.{depth - 1}")
+        self.vit: Any = vit  # Any: timm's models are not typed
         self.grad_from_block = grad_from_block
         self.cls_only = cls_only
         self.reference: nn.ModuleList | None = None
@@ -71,18 +80,19 @@ class AnchoredEncoder(nn.Module):
     def forward(
         self, x: Tensor, labelled_rows: Tensor | None = None, *, pixel_grad: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """(z, z_ref) of images (B, C, H, W), or of tokens (B, N, D) that `trunk` made before; z_ref is None without a reference.
+        """(z, z_ref) of images (B, C, H, W) or of tokens (B, N, D); z_ref is None without a reference.
 
-        `labelled_rows` as in `anchor`, `pixel_grad` as in `trunk`.
+        The tokens are those of `trunk`; `labelled_rows` is the argument `rows` of `anchor`.
         """
         tokens = self.trunk(x, pixel_grad=pixel_grad)
         return self.student(tokens), None if self.reference is None else self.anchor(tokens, labelled_rows)
 
     def trunk(self, images: Tensor, *, pixel_grad: bool | None = False) -> Tensor:
-        """Tokens (B, N, D) that enter block `grad_from_block`; no graph is kept unless `pixel_grad` lets gradients reach the images.
+        """The tokens (B, N, D) that enter block `grad_from_block`.
 
-        None: where the images require it. Images that the caller does not hold on to are freed once they are patches. Tokens that were
-        made before, (B, N, D) of a trunk cache, are returned as they are.
+        `pixel_grad=True` keeps a graph so that gradients reach the images; None does so if the images require
+        gradients. Images that the caller does not keep are freed once they are patches. Tokens (B, N, D), of
+        a trunk cache, are returned unchanged.
         """
         if images.ndim == 3:
             return self._checked(images)
@@ -90,12 +100,15 @@ class AnchoredEncoder(nn.Module):
         for name, parameter in self.vit.named_parameters():
             if parameter.requires_grad and not self._in_tail(name):
                 raise RuntimeError(
-                    f"vit.{name} requires grad: student and reference can share only a frozen trunk; call requires_grad_(False) on it, "
-                    f"or build the encoder with a smaller grad_from_block (now {self.grad_from_block})"
+                    f"vit.{name} requires grad, but student and reference can only share a frozen trunk: "
+                    "call "
+                    "requires_grad_(False) on it, or build the encoder with a smaller grad_from_block (now "
+                    f"{self.grad_from_block})"
                 )
         if images.requires_grad and torch.is_grad_enabled() and not pixel_grad:
             raise ValueError(
-                "images require grad but pixel_grad=False would cut their gradient: pass pixel_grad=True, or images.detach()"
+                "images require grad but pixel_grad=False would cut their gradient: pass pixel_grad=True, or "
+                "images.detach()"
             )
         vit = self.vit
         with torch.set_grad_enabled(pixel_grad and torch.is_grad_enabled()):
@@ -112,8 +125,9 @@ class AnchoredEncoder(nn.Module):
     def anchor(self, tokens: Tensor, rows: Tensor | None = None) -> Tensor:
         """z_ref (B, D) of the frozen reference tail.
 
-        `rows`: int64 indices (n,) of the rows to compute, best made from the loader's CPU mask (a boolean index on the device waits
-        for it). The other rows are NaN, so that using one shows. None computes every row.
+        `rows` holds the int64 indices (n,) of the rows to compute, best made from the loader's CPU mask,
+        because the host waits for a boolean index on a device. The remaining rows are NaN, so that their use
+        shows. None computes every row.
         """
         if self.reference is None:
             raise RuntimeError("this encoder has no reference: call set_reference() first")
@@ -124,22 +138,22 @@ class AnchoredEncoder(nn.Module):
                 f"rows must be int64 indices of shape (n,), got {rows.dtype} of shape {tuple(rows.shape)}; "
                 "for a mask on the CPU pass mask.nonzero().flatten()"
             )
-        checkable = (
-            rows.device.type == "cpu" and not torch.compiler.is_compiling()
-        )  # on a device the check would wait for it
+        # Only on the CPU: on a device the host would wait for the check.
+        checkable = rows.device.type == "cpu" and not torch.compiler.is_compiling()
         if checkable and rows.numel() and not (rows.min() >= 0 and rows.max() < len(tokens)):
             raise IndexError(
-                f"rows reach from {rows.min()} to {rows.max()}, but tokens have {len(tokens)} rows (two views count twice)"
+                f"rows run from {rows.min()} to {rows.max()}, but tokens have {len(tokens)} rows (two views "
+                "count twice)"
             )
         rows = rows.to(tokens.device, non_blocking=True)
         z = self._feature(self.reference, tokens.index_select(0, rows))
         return z.new_full((len(tokens), z.shape[1]), float("nan")).index_copy_(0, rows, z)
 
     def set_reference(self, source: nn.Module | Mapping[str, Tensor] | None = None) -> None:
-        """Freeze a reference tail: a copy of the student's tail now (None), a `tail_state()`, or the tail of another ViT.
+        """Freeze a reference tail: a copy of the current student's (None), a `tail_state()`, or a ViT's.
 
-        Another ViT must agree with this one, bit for bit, in everything but the tail. A tail state says nothing about its trunk:
-        keep `trunk_fingerprint()` beside it.
+        A ViT must agree with this one, bit for bit, in everything but the tail. A tail state says nothing
+        about its trunk: keep `trunk_fingerprint()` beside it.
         """
         if isinstance(source, nn.Module):
             _refuse_other_trunk(
@@ -154,16 +168,20 @@ class AnchoredEncoder(nn.Module):
     @property
     def tail(self) -> nn.Sequential:
         """The blocks above the trunk."""
-        return self.vit.blocks[self.grad_from_block :]
+        blocks: nn.Sequential = self.vit.blocks[self.grad_from_block :]
+        return blocks
 
     def train_last(self, blocks: int) -> None:
-        """Make the last `blocks` blocks trainable and freeze the tail before them. A new encoder trains its whole tail.
+        """Make the last `blocks` blocks trainable and freeze the rest of the tail, which a new encoder
+        trains.
 
-        For a student that trains fewer blocks than its reference model does, or more: the tail must hold the blocks of both.
+        A student may train fewer or more blocks than its reference model; the tail holds the blocks of both.
         """
         if not (isinstance(blocks, int) and 1 <= blocks <= len(self.tail)):
             raise ValueError(
-                f"blocks={blocks!r}: the tail has {len(self.tail)} blocks, the rest of the ViT is the shared trunk"
+                f"blocks must be between 1 and {len(self.tail)}, got {blocks!r}: the tail has as many "
+                "blocks, "
+                "and the rest of the ViT is the shared trunk"
             )
         for i, block in enumerate(self.tail):
             block.requires_grad_(i >= len(self.tail) - blocks)
@@ -181,14 +199,14 @@ class AnchoredEncoder(nn.Module):
         self._load(self.tail, state)
 
     def trunk_fingerprint(self) -> str:
-        """sha256 of all that student and reference share: weights, their names, the structure, `grad_from_block`."""
+        """The sha256 of everything shared: weights and their names, the structure, `grad_from_block`."""
         digest = hashlib.sha256(str(self.grad_from_block).encode())
         for name, value in _shared(self.vit, self.grad_from_block).items():
-            digest.update(
-                f"{name} {(value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value}\n".encode()
-            )
+            kind = (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value
+            digest.update(f"{name} {kind}\n".encode())
             if isinstance(value, Tensor):
-                digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy())
+                data = value.detach().cpu().contiguous().flatten().view(torch.uint8)
+                digest.update(data.numpy().tobytes())
         return digest.hexdigest()
 
     def _in_tail(self, name: str) -> bool:
@@ -203,14 +221,17 @@ class AnchoredEncoder(nn.Module):
     def _feature(self, blocks: Iterable[nn.Module], tokens: Tensor) -> Tensor:
         *middle, last = blocks
         x = self._run(middle, self._checked(tokens))
-        # The norm acts on each token alone. norm(x)[:, 0], or a norm of the view x[:, 0], would keep all N tokens for the backward pass.
+        # The norm acts on each token alone. norm(x)[:, 0], or a norm of the view x[:, 0], would keep all N
+        # tokens for the backward pass.
         cls = _cls_of_block(last, x) if self.cls_only else self._run([last], x)[:, 0].contiguous()
-        return self.vit.norm(cls)
+        z: Tensor = self.vit.norm(cls)
+        return z
 
     def _checked(self, tokens: Tensor) -> Tensor:
         if tokens.ndim != 3 or tokens.shape[2] != self.vit.embed_dim:
             raise ValueError(
-                f"tokens must be (B, N, {self.vit.embed_dim}) as trunk() returns them, got {tuple(tokens.shape)}"
+                f"tokens must be (B, N, {self.vit.embed_dim}) as trunk() returns them, got "
+                f"{tuple(tokens.shape)}"
             )
         return tokens
 
@@ -226,38 +247,39 @@ class AnchoredEncoder(nn.Module):
             wrong += [f"{name} is {got}, not {want}"] if got != want else []
         if wrong:
             raise ValueError(
-                f"tail state does not fit blocks {self.grad_from_block}..{len(self.vit.blocks) - 1}: {_some(sorted(wrong))}"
+                f"tail state does not fit blocks {self.grad_from_block}..{len(self.vit.blocks) - 1}: "
+                f"{_some(sorted(wrong))}"
             )
         with torch.no_grad():
             for name, value in wanted.items():
                 value.copy_(state[name])
 
 
-def _cls_of_block(block: nn.Module, x: Tensor) -> Tensor:
+def _cls_of_block(block: Any, x: Tensor) -> Tensor:
     """Token 0 (B, D) of a pre-norm block's output for x (B, N, D)."""
     for module in (block, block.attn, block.attn.qkv):
-        if (
-            module._forward_hooks
-            or module._forward_pre_hooks
-            or module._backward_hooks
-            or module._backward_pre_hooks
-        ):
+        kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
+        if any(getattr(module, kind) for kind in kinds):
             raise RuntimeError(
-                f"a hook on the {type(module).__name__} of the last block would not run: build the encoder with cls_only=False"
+                f"a hook on the {type(module).__name__} of the last block would not run: build the encoder "
+                "with cls_only=False"
             )
     cls = x[:, 0] + block.ls1(_cls_of_attention(block.attn, block.norm1(x)))
-    return cls + block.ls2(block.mlp(block.norm2(cls)))
+    out: Tensor = cls + block.ls2(block.mlp(block.norm2(cls)))
+    return out
 
 
-def _cls_of_attention(attn: nn.Module, x: Tensor) -> Tensor:
+def _cls_of_attention(attn: Any, x: Tensor) -> Tensor:
     """Attention output of token 0 for normalised tokens x (B, N, D), without keys and values of the N tokens.
 
-    With one query per head, q . (W_k x_n) = (W_k^T q) . x_n and sum_n p_n (W_v x_n) = W_v (sum_n p_n x_n), so both projections act on
-    H vectors per image instead of N tokens: about 2 N D (D - H) multiply-adds fewer. The key bias adds the same to every score of a head
-    and drops out of the softmax. A norm on the keys is not linear: then the keys (not the values) are formed.
+    With one query per head, q . (W_k x_n) = (W_k^T q) . x_n and sum_n p_n (W_v x_n) = W_v (sum_n p_n x_n), so
+    both projections act on H vectors per image instead of N tokens: about 2 N D (D - H) multiply-adds fewer.
+    The key bias adds the same to every score of a head and drops out of the softmax. A norm on the keys is
+    not linear: then the keys (not the values) are formed.
     """
     heads, width = attn.num_heads, attn.head_dim
-    # In the dtype of the weights, not autocast's: the scores would be rounded to 16 bits, which fused attention does not do either.
+    # In the dtype of the weights, not autocast's: the scores would be rounded to 16 bits, which fused
+    # attention does not do either.
     with torch.autocast(x.device.type, enabled=False):
         w_q, w_k, w_v = attn.qkv.weight.view(3, heads * width, -1)
         b_q, b_k, b_v = (None,) * 3 if attn.qkv.bias is None else attn.qkv.bias.view(3, -1)
@@ -270,7 +292,8 @@ def _cls_of_attention(attn: nn.Module, x: Tensor) -> Tensor:
             scores = torch.einsum("bhw,bnhw->bhn", q, k)
         y = torch.einsum("bhd,hwd->bhw", scores.softmax(-1) @ x, w_v.unflatten(0, (heads, width))).flatten(1)
         y = y if b_v is None else y + b_v
-    return attn.proj(getattr(attn, "norm", nn.Identity())(y))
+    out: Tensor = attn.proj(getattr(attn, "norm", nn.Identity())(y))
+    return out
 
 
 def _block_index(name: str) -> int:
@@ -278,9 +301,9 @@ def _block_index(name: str) -> int:
     return int(match[1]) if match else -1
 
 
-def _shared(vit: nn.Module, grad_from_block: int) -> dict[str, Tensor | str]:
-    """All that must agree to share a trunk: its tensors by name, and the structure, with the numbers that no tensor shows."""
-    shared: dict[str, Tensor | str] = {
+def _shared(vit: nn.Module, grad_from_block: int) -> _Shared:
+    """Everything that must agree to share a trunk: tensors by name, and the structure with its numbers."""
+    shared: _Shared = {
         f"{name} ({type(module).__name__})": str(
             [module.extra_repr(), *(getattr(module, key, None) for key in ("num_heads", "eps"))]
         )
@@ -292,15 +315,18 @@ def _shared(vit: nn.Module, grad_from_block: int) -> dict[str, Tensor | str]:
     return {name: value for name, value in shared.items() if not name.startswith("head")}
 
 
-def _refuse_other_trunk(ours: dict, theirs: dict) -> None:
+def _refuse_other_trunk(ours: _Shared, theirs: _Shared) -> None:
     wrong = [f"{name.strip()} is only in one of them" for name in ours.keys() ^ theirs.keys()]
     for name in ours.keys() & theirs.keys():
         a, b = ours[name], theirs[name]
-        if not (torch.equal(a, b.to(a.device)) if isinstance(a, Tensor) else a == b):
+        if not (
+            torch.equal(a, b.to(a.device)) if isinstance(a, Tensor) and isinstance(b, Tensor) else a == b
+        ):
             wrong.append(f"{name} differs")
     if wrong:
         raise ValueError(
-            f"the reference has another trunk than the student, so they cannot share its tokens: {_some(sorted(wrong))}"
+            "the reference has a different trunk, so the student cannot share its tokens: "
+            f"{_some(sorted(wrong))}"
         )
 
 
@@ -308,26 +334,30 @@ def _some(lines: list[str], most: int = 5) -> str:
     return "; ".join(lines[:most]) + (f"; and {len(lines) - most} more" if len(lines) > most else "")
 
 
-def _refuse_foreign_vit(vit: nn.Module) -> None:
-    """The trunk and the pooling are re-written here, so they must be timm's, and nothing may make two passes differ."""
+def _refuse_foreign_vit(vit: Any) -> None:
+    """Trunk and pooling are re-written here, so they must be timm's; and two passes must not differ."""
     VisionTransformer = _timm()[0].VisionTransformer
     own = ("forward", "forward_features", "forward_head")
     if not isinstance(vit, VisionTransformer) or any(
         getattr(type(vit), f) is not getattr(VisionTransformer, f) for f in own
     ):
         raise TypeError(
-            f"vit is a {type(vit).__name__}: only timm's VisionTransformer with its own forward can be split into trunk and tail"
+            f"vit is a {type(vit).__name__}: only timm's VisionTransformer with its own forward can be split "
+            "into trunk and tail"
         )
     if not vit.has_class_token or vit.global_pool != "token" or not isinstance(vit.fc_norm, nn.Identity):
         raise ValueError(
-            f"vit has class_token={vit.has_class_token}, global_pool={vit.global_pool!r}, fc_norm {type(vit.fc_norm).__name__}: "
-            "the feature is the CLS token after the final norm; create it with global_pool='token'"
+            f"vit has class_token={vit.has_class_token}, global_pool={vit.global_pool!r}, fc_norm "
+            f"{type(vit.fc_norm).__name__}: the feature is the CLS token after the final norm; create it "
+            "with "
+            "global_pool='token'"
         )
     for name, module in vit.named_modules():
         rates = [getattr(module, key, 0) for key in ("p", "drop_prob", "prob")]
-        if any(isinstance(rate, Real) and rate > 0 for rate in rates) and not name.startswith("head"):
+        if any(isinstance(rate, (int, float)) and rate > 0 for rate in rates) and not name.startswith("head"):
             raise ValueError(
-                f"vit.{name} ({type(module).__name__}) drops at random, student and reference must not: set its rate to 0"
+                f"vit.{name} ({type(module).__name__}) drops at random, which student and reference must "
+                "not: set its rate to 0"
             )
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
@@ -335,12 +365,11 @@ def _refuse_foreign_vit(vit: nn.Module) -> None:
             )
 
 
-def _refuse_foreign_block(block: nn.Module, name: str) -> None:
+def _refuse_foreign_block(block: Any, name: str) -> None:
     """Name the first part of a block that `_cls_of_block` does not reproduce."""
     models, layers = _timm()
-    mlps = [
-        mlp.forward for mlp in (layers.Mlp, layers.GluMlp, layers.SwiGLU)
-    ]  # each acts on every token alone, as do these norms
+    # These MLPs and norms act on every token alone.
+    mlps = [mlp.forward for mlp in (layers.Mlp, layers.GluMlp, layers.SwiGLU)]
     norms = (nn.Identity, nn.LayerNorm, layers.RmsNorm)
 
     def require(ok: bool, part: str, why: str) -> None:
@@ -348,7 +377,8 @@ def _refuse_foreign_block(block: nn.Module, name: str) -> None:
             module = block.get_submodule(part)
             path = f"vit.{name}.{part}".rstrip(".")
             raise TypeError(
-                f"{path} ({type(module).__module__}.{type(module).__name__}) {why}: build the encoder with cls_only=False"
+                f"{path} ({type(module).__module__}.{type(module).__name__}) {why}: build the encoder with "
+                "cls_only=False"
             )
 
     require(type(block).forward is models.Block.forward, "", "is not timm's pre-norm Block")
@@ -356,13 +386,8 @@ def _refuse_foreign_block(block: nn.Module, name: str) -> None:
     require(getattr(block.attn, "gate", None) is None, "attn", "has a gate")
     require(type(block.attn.qkv) is nn.Linear, "attn.qkv", "is not a plain Linear")
     require(type(block.mlp).forward in mlps, "mlp", "may mix tokens")
-    for part in (
-        "norm1",
-        "norm2",
-        "attn.q_norm",
-        "attn.k_norm",
-        *(["attn.norm"] if hasattr(block.attn, "norm") else []),
-    ):
+    attention_norm = ["attn.norm"] if hasattr(block.attn, "norm") else []
+    for part in ("norm1", "norm2", "attn.q_norm", "attn.k_norm", *attention_norm):
         require(isinstance(block.get_submodule(part), norms), part, "is not a norm over the last dimension")
     for part in ("ls1", "ls2"):
         require(
@@ -372,8 +397,10 @@ def _refuse_foreign_block(block: nn.Module, name: str) -> None:
         )
 
 
-def _timm():
-    """(timm.models.vision_transformer, timm.layers), imported here because the operator alone does not need timm."""
+def _timm() -> tuple[Any, Any]:
+    """(timm.models.vision_transformer, timm.layers), imported here because the operator alone does not need
+    timm.
+    """
     try:
         from timm import layers
         from timm.models import vision_transformer

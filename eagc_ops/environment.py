@@ -8,13 +8,14 @@ import os
 import platform
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import torch
 
 PACKAGES = ("torch", "triton", "torchvision", "timm", "accelerate", "numpy", "scipy", "scikit-learn")
 
 
-def describe() -> dict:
+def describe() -> dict[str, Any]:
     """Machine, versions and commit; nothing that names a user or a host."""
     return {
         "machine": {
@@ -58,7 +59,9 @@ def _version(name: str) -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of the clone this package runs from, with "+" when the tree has changes; None for an installed wheel."""
+    """The commit of the clone this package runs from, with "+" when the tree has changes; None for an
+    installed wheel.
+    """
     here = Path(__file__).resolve().parent
 
     def git(*arguments: str) -> str:

@@ -10,7 +10,8 @@ from typing import Any
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
-    """Replace `path` with `data`: if the process is killed, the old file or the new one is there, never a part.
+    """Replace `path` with `data`: if the process is killed, the old file or the new one is there, never a
+    part.
 
     The data goes to a temporary file beside `path`, is flushed to the disk, and is then renamed.
     """

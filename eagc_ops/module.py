@@ -1,20 +1,21 @@
-"""`EAGC`: the operator with its subspace and settings, as a module that is saved, moved and copied with the model."""
+"""`EAGC`: the operator with its subspace and settings, as a module that is saved, moved and copied with the
+model.
+"""
 
 from __future__ import annotations
 
 import copy
-import itertools
 import json
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from eagc_ops import kernels
-from eagc_ops.op import apply, check_call, check_inputs, check_options, observe, recorders
+from eagc_ops import autograd, kernels, library, validation
+from eagc_ops.kernels import Anchor, Coordination, Execution, Implementation, Inputs, Precision, Tau
 from eagc_ops.subspace import Subspace
-
-_numbers = itertools.count(1)
 
 
 class EAGC(nn.Module):
@@ -23,24 +24,29 @@ class EAGC(nn.Module):
     Args:
         subspace: the known-class subspace, fitted to labelled features of the reference model.
         lambda_a, lambda_p, anchor, tau, impl, precision: as in `eagc_op`.
-        energy_momentum: None keeps the subspace's energy reference (the paper). A number in [0, 1) makes it a running mean over the
-            labelled rows of training batches, updated before it is used (the released code: 0.95).
-        process_group: ranks that share one mean over labelled rows and one running energy reference. DDP averages gradients, so
-            without it a rank with few labelled rows would weigh them more. The ranks meet (one all-reduce) in a call that updates
-            the running energy reference (training mode, `energy_momentum` set) or that counts rows for the anchor (gradients are on, z
-            requires them, z_ref is given, anchor="mean", lambda_a > 0): such calls all ranks must make, in the same order. Others,
-            as in validation under `eval()` and `torch.no_grad()`, one rank may make alone.
-        record: keep energy ratio and tau of the last backward in `last_energy`, `last_tau`: (rows,) on the device, NaN on labelled rows.
+        energy_momentum: None keeps the subspace's mean energy ratio (the paper). A number in [0, 1) makes it
+            a running mean over the labelled rows of training batches, updated before it is used (the released
+            code: 0.95).
+        process_group: ranks that share one mean over labelled rows and one running Ebar. DDP averages
+            gradients, so without it a rank with few labelled rows would give them more weight. The ranks meet
+            in one all-reduce in a call that updates the running Ebar (training mode, `energy_momentum` set)
+            or counts rows for the anchor (gradients are on, z requires them, z_ref is given, anchor="mean",
+            lambda_a > 0): all ranks must make such calls, in the same order. One rank alone may make the
+            others, as in validation under `eval()` and `torch.no_grad()`.
+        record: keep energy ratio and tau of the last call in `last_energy` and `last_tau`: (rows,) fp32 on
+            the device, NaN on labelled rows. It costs one more product with S per call.
 
-    `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`. lambda_a, lambda_p, anchor, tau and
-    energy_momentum travel in the state dict; loading a state of other settings raises. `impl` and `precision`, which change roundings
-    only, and `process_group` belong to the machine and do not travel.
+    `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`. lambda_a, lambda_p,
+    anchor, tau and energy_momentum travel in the state dict, and loading a state with different settings
+    raises. `impl` and `precision`, which change roundings only, and `process_group` belong to the machine and
+    do not travel.
 
-    >>> eagc = EAGC(Subspace.conceptor(torch.randn(100, 8)))
-    >>> z = torch.randn(6, 8, requires_grad=True)
-    >>> out = eagc(z, torch.randn(6, 8), torch.tensor([True, True, True, False, False, False]))
-    >>> torch.equal(out, z)
-    True
+    Example:
+        >>> eagc = EAGC(Subspace.conceptor(torch.randn(100, 8)))
+        >>> z = torch.randn(6, 8, requires_grad=True)
+        >>> out = eagc(z, torch.randn(6, 8), torch.tensor([True, True, True, False, False, False]))
+        >>> torch.equal(out, z)
+        True
     """
 
     matrix: Tensor
@@ -52,41 +58,32 @@ class EAGC(nn.Module):
         *,
         lambda_a: float = 0.7,
         lambda_p: float = 0.5,
-        anchor: str = "mean",
-        tau: str = "energy",
+        anchor: Anchor = "mean",
+        tau: Tau = "energy",
         energy_momentum: float | None = None,
         process_group: dist.ProcessGroup | None = None,
         record: bool = False,
-        impl: str = "auto",
-        precision: str = "auto",
-    ):
+        impl: Implementation = "auto",
+        precision: Precision = "auto",
+    ) -> None:
         super().__init__()
-        if not isinstance(subspace, Subspace):
-            raise TypeError(
-                f"subspace must be a Subspace, got {type(subspace).__name__}; Subspace.conceptor(features) fits one"
-            )
-        check_options(lambda_a, lambda_p, anchor, tau)
+        validation.check_subspace(subspace)
+        validation.check_settings(Coordination(lambda_a, lambda_p, anchor, tau))
         if energy_momentum is not None and not (
             isinstance(energy_momentum, (int, float)) and 0 <= energy_momentum < 1
         ):
-            raise ValueError(f"energy_momentum={energy_momentum} must be None or a number in [0, 1)")
-        for name, value, known in (
-            ("impl", impl, kernels.IMPLEMENTATIONS),
-            ("precision", precision, kernels.PRECISIONS),
-        ):
-            if value not in known:
-                raise ValueError(f"{name}={value!r} is none of {known}")
-        self.lambda_a, self.lambda_p, self.anchor, self.tau = float(lambda_a), float(lambda_p), anchor, tau
+            raise ValueError(f"energy_momentum must be None or a number in [0, 1), got {energy_momentum!r}")
+        self.lambda_a, self.lambda_p = float(lambda_a), float(lambda_p)
+        self.anchor: Anchor = anchor
+        self.tau: Tau = tau
         self.energy_momentum = energy_momentum
         self.process_group = process_group
-        self.impl, self.precision = impl, precision
+        self.impl, self.precision = validation.checked_execution(impl, precision)
+        self.record = record
         self.last_energy: Tensor | None = None
         self.last_tau: Tensor | None = None
         self.register_buffer("matrix", subspace.matrix.clone())
         self.register_buffer("energy_ref", subspace.energy_ref.clone())
-        self.recorder = 0
-        if record:
-            self._register_recorder()
 
     def forward(
         self,
@@ -96,78 +93,94 @@ class EAGC(nn.Module):
         loss_scale: Tensor | float | None = None,
         return_token: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """z unchanged; see `eagc_op`. Two backward passes through one call add the anchor twice, as two losses would."""
-        check_inputs(z, z_ref, mask)
-        check_call(z, self.matrix, loss_scale, return_token, self.impl, self.precision)
-        energy_ref, count = self.energy_ref, None
+        """z unchanged; see `eagc_op`. Two backward passes through one call add the anchor twice, as two
+        losses would.
+        """
+        settings, execution = self.settings, self.execution
+        validation.check_tensors(z, z_ref, mask)
+        validation.check_call(z, self.matrix, execution, loss_scale, return_token)
+        inputs = Inputs(z, z_ref, mask, self.matrix, self.energy_ref)
         momentum = self.energy_momentum if self.training else None
-        anchored = z_ref is not None and self.anchor == "mean" and self.lambda_a != 0
-        # Nothing here depends on values, which differ between ranks: a rank alone in a collective would wait for ever.
-        counted = self.process_group is not None and anchored and z.requires_grad and torch.is_grad_enabled()
-        if momentum is not None or counted:
-            energy_ref, count = observe(
-                z, mask, self.matrix, energy_ref, momentum, self.process_group, self.impl, self.precision
-            )
+        if momentum is not None or self._counts_labelled_rows(z, z_ref):
+            observed = library.observe(_detached_rows(inputs), execution, momentum, self.process_group)
+            inputs = inputs._replace(energy_ref=observed.energy_ref, labelled=observed.labelled)
         elif self.energy_momentum is not None:
-            energy_ref = (
-                energy_ref.clone()
-            )  # the value of this forward: a later one may move the buffer before this one's backward
-        return apply(
-            z, z_ref, mask, self.matrix, energy_ref, count, loss_scale, return_token,
-            lambda_a=self.lambda_a, lambda_p=self.lambda_p, anchor=self.anchor, tau=self.tau,
-            impl=self.impl, precision=self.precision, recorder=self.recorder,
-        )  # fmt: skip
+            # The value of this forward: a later one may update the buffer before this one's backward.
+            inputs = inputs._replace(energy_ref=self.energy_ref.clone())
+        if self.record:
+            self.last_energy, self.last_tau = library.energies(_detached_rows(inputs), settings, execution)
+        return autograd.coordinate(inputs, settings, execution, loss_scale, return_token)
+
+    @property
+    def settings(self) -> Coordination:
+        return Coordination(self.lambda_a, self.lambda_p, self.anchor, self.tau)
+
+    @property
+    def execution(self) -> Execution:
+        return Execution(self.impl, self.precision)
 
     @property
     def subspace(self) -> Subspace:
-        """The subspace with the energy reference as it is now."""
+        """The subspace with the current mean energy ratio."""
         return Subspace._fitted(self.matrix, self.energy_ref.clone())
 
     def warmup(self, rows: int, dtype: torch.dtype) -> None:
-        """Compile the Triton kernels for this many rows ahead of time, so that a CUDA graph capture or a timing meets no compilation."""
-        if kernels.provider(self.impl, self.matrix.device, dtype, self.precision) == "triton":
+        """Compile the Triton kernels for this many rows, so that a CUDA graph capture or a timing meets no
+        compilation.
+        """
+        if kernels.implementation(self.execution, self.matrix.device, dtype) == "triton":
             from eagc_ops.kernels import launch
 
-            launch.warmup(
-                rows, dtype, self.matrix, anchor=self.anchor, tau=self.tau, precision=self.precision
-            )
+            launch.warmup(rows, dtype, self.matrix, self.settings, self.precision)
 
     def extra_repr(self) -> str:
-        settings = ", ".join(f"{name}={value!r}" for name, value in self._settings().items())
+        settings = ", ".join(f"{name}={value!r}" for name, value in self._state_settings().items())
         return f"dim={self.matrix.shape[0]}, {settings}, impl={self.impl!r}"
 
-    def _settings(self) -> dict:
-        names = ("lambda_a", "lambda_p", "anchor", "tau", "energy_momentum")
-        return {name: getattr(self, name) for name in names}
-
     def get_extra_state(self) -> Tensor:
-        # JSON in a byte tensor: a state dict of tensors only can be stored by safetensors and loaded with weights_only.
-        return torch.tensor(list(json.dumps(self._settings()).encode()), dtype=torch.uint8)
+        # JSON in a byte tensor: safetensors can store a state dict of tensors only, and weights_only can load
+        # it.
+        return torch.tensor(list(json.dumps(self._state_settings()).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
-        saved = json.loads(bytes(state.tolist()))
-        mine = self._settings()
-        differing = [
-            f"{name}: saved {saved.get(name)!r}, here {mine[name]!r}"
-            for name in mine
-            if saved.get(name) != mine[name]
+        saved, own = json.loads(bytes(state.tolist())), self._state_settings()
+        different = [
+            f"{name}: saved {saved.get(name)!r}, here {own[name]!r}"
+            for name in own
+            if saved.get(name) != own[name]
         ]
-        if differing:
+        if different:
             raise ValueError(
-                f"the state was saved by an EAGC of other settings ({'; '.join(differing)}): build it with the saved ones"
+                f"the state was saved by an EAGC with different settings ({'; '.join(different)}): build "
+                "this one with "
+                "the saved settings"
             )
 
-    def _load_from_state_dict(self, state_dict, prefix, *args, **kwargs):
-        if f"{prefix}_extra_state" in state_dict:  # refused before a buffer is touched
+    def _counts_labelled_rows(self, z: Tensor, z_ref: Tensor | None) -> bool:
+        """Whether the ranks must count their labelled rows together for the mean of the anchor.
+
+        The answer depends on no values, which differ between ranks: a rank alone in a collective would wait
+        for ever.
+        """
+        anchored = z_ref is not None and self.anchor == "mean" and self.lambda_a != 0
+        return self.process_group is not None and anchored and z.requires_grad and torch.is_grad_enabled()
+
+    def _state_settings(self) -> dict[str, object]:
+        return {**self.settings._asdict(), "energy_momentum": self.energy_momentum}
+
+    def _load_from_state_dict(
+        self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
+    ) -> None:
+        if (
+            f"{prefix}_extra_state" in state_dict
+        ):  # a state with different settings is refused before a buffer is touched
             self.set_extra_state(state_dict[f"{prefix}_extra_state"])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
-        self.matrix, self.energy_ref = (
-            self.matrix.float(),
-            self.energy_ref.float(),
-        )  # load_state_dict(assign=True) brings its own dtype
+        # load_state_dict(assign=True) brings its own dtype.
+        self.matrix, self.energy_ref = self.matrix.float(), self.energy_ref.float()
 
-    def _apply(self, fn, recurse=True):
-        # A half conceptor would change energies in the third digit: casts are not followed, moves are.
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EAGC:
+        # A half conceptor would change energies in the third digit: the buffers follow moves, but not casts.
         before = dict(self.named_buffers(recurse=False))
         super()._apply(fn, recurse)
         for name, buffer in before.items():
@@ -176,11 +189,7 @@ class EAGC(nn.Module):
                 setattr(self, name, buffer.to(moved.device))
         return self
 
-    def _register_recorder(self) -> None:
-        self.recorder = next(_numbers)
-        recorders[self.recorder] = self
-
-    def __deepcopy__(self, memo: dict) -> EAGC:
+    def __deepcopy__(self, memo: dict[int, Any]) -> EAGC:
         memo[id(self.process_group)] = (
             self.process_group
         )  # a handle: copies of the module talk to the same ranks
@@ -189,14 +198,17 @@ class EAGC(nn.Module):
         new.__setstate__(copy.deepcopy(self.__dict__, memo))
         return new
 
-    def __getstate__(self) -> dict:
+    def __getstate__(self) -> dict[str, Any]:
         if self.process_group is not None:
             raise TypeError(
-                "an EAGC with a process group cannot be pickled, a group belongs to its process: save state_dict() instead"
+                "an EAGC with a process group cannot be pickled, because a group belongs to its process: "
+                "save "
+                "state_dict() instead"
             )
         return self.__dict__
 
-    def __setstate__(self, state: dict) -> None:
-        super().__setstate__(state)
-        if self.recorder:  # a copy records for itself
-            self._register_recorder()
+
+def _detached_rows(inputs: Inputs) -> Inputs:
+    """The inputs as (rows, D) and (rows,), without a graph."""
+    inputs = inputs._replace(z=inputs.z.detach())
+    return inputs if inputs.z.ndim == 2 else autograd.as_rows(inputs)

@@ -1,46 +1,34 @@
-"""`eagc selftest`: every provider against the fp64 reference on the device at hand, and the Triton kernels' bits over many repeats.
+"""`eagc selftest`: every implementation against the fp64 formulas on this device, and the Triton kernels'
+bits over many repeats.
 
-The kernels were developed without a GPU, in Triton's interpreter and by compiling for GPUs that were not there. What neither can show
-is a race between programs; this command can, on your GPU: each Triton case is repeated and its bits compared.
+The kernels were developed without a GPU, in Triton's interpreter and by compiling for GPUs that were not
+present. Neither can show a race between programs. This command can, on your GPU: it repeats each Triton case
+and compares the bits.
 """
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
+import json
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from eagc_ops import kernels
-from eagc_ops.kernels import formulas
+from eagc_ops.console import Parser, whole_number
+from eagc_ops.environment import describe
+from eagc_ops.kernels import Coordination, Execution, Implementation, Inputs, Precision, formulas
 from eagc_ops.subspace import solve_conceptor
 
 LAMBDA_P = 3.0  # the largest of the released scripts: the projection is as large as the gradient too
-MOMENTUM = 0.5  # of the running energy reference: old value and batch count alike
-# The forms of a call: each compiles to another kernel. All but the first are tested at one shape, with half the rows labelled.
-FORMS = {
-    "default": {},
-    "uniform": {"tau": "uniform"},
-    "sum": {"anchor": "sum"},
-    "scaled": {"scale": 0.25, "count": 3.0},
-    "no anchor": {},
-}
-FORM_SHAPE = (300, 96)
+MOMENTUM = 0.5  # of the running Ebar: the old value and the batch weigh alike
 SHAPES = (
-    (1, 1),
-    (7, 33),
-    (64, 100),
-    (256, 384),
-    (256, 768),
-    (1000, 768),
-    (300, 1024),
-    (129, 4096),
-    (5000, 768),
-    (65536, 64),
+    *((1, 1), (7, 33), (64, 100), (256, 384), (256, 768), (1000, 768)),
+    *((300, 1024), (129, 4096), (5000, 768), (65536, 64)),
 )
 SMALL_SHAPES = ((1, 1), (7, 33), (40, 64), (64, 100), (48, 768))
 # Allowed error, relative to the largest correction: a few roundings of the result and of the products.
@@ -49,16 +37,55 @@ TF32_TOLERANCE = 5e-3  # ten mantissa bits in the products
 
 
 @dataclass(frozen=True)
-class Result:
-    provider: str
-    precision: str
+class Form:
+    """A form of a call; each compiles to a different kernel. All but the default are tested at one shape."""
+
+    settings: Coordination = field(default=Coordination(lambda_p=LAMBDA_P))
+    scale: float | None = None
+    labelled: float | None = None  # number of labelled rows that all ranks agreed on
+    anchored: bool = True
+
+
+FORMS = {
+    "default": Form(),
+    "uniform": Form(Coordination(lambda_p=LAMBDA_P, tau="uniform")),
+    "sum": Form(Coordination(lambda_p=LAMBDA_P, anchor="sum")),
+    "scaled": Form(scale=0.25, labelled=3.0),
+    "no anchor": Form(anchored=False),
+}
+FORM_SHAPE = (300, 96)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One comparison: an implementation, a form of the call, and its inputs' shape, dtype and share of
+    labelled rows.
+    """
+
+    impl: Implementation
+    precision: Precision
     form: str
     dtype: torch.dtype
     rows: int
     dim: int
     labelled: float
+
+    @property
+    def allowed(self) -> float:
+        return TF32_TOLERANCE if self.precision == "tf32" else TOLERANCE[self.dtype]
+
+    @property
+    def matrix_dtype(self) -> torch.dtype:
+        """The Triton kernel multiplies half features with a half copy of S, unless precision is "high"."""
+        halved = self.impl == "triton" and self.dtype.itemsize == 2 and self.precision == "auto"
+        return self.dtype if halved else torch.float32
+
+
+@dataclass(frozen=True)
+class Result(Case):
+    """A case, its largest error, and whether all repeats had the same bits."""
+
     error: float
-    allowed: float
     repeats: int
     same_bits: bool
     raised: str = ""
@@ -75,25 +102,26 @@ class Result:
             else "FAIL: error"
         )
 
+    def to_json(self) -> dict[str, object]:
+        values = {**vars(self), "dtype": _name(self.dtype), "allowed": self.allowed, "verdict": self.verdict}
+        return values | {"error": None if math.isnan(self.error) else self.error}
+
 
 def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(
-        prog="eagc selftest", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument(
-        "--device",
-        default="cuda" if torch.cuda.is_available() else "cpu",
-        help="device to test (default: a GPU if there is one)",
-    )
+    parser = Parser(prog="eagc selftest", description=__doc__)
+    default = "cuda" if torch.cuda.is_available() else "cpu"
+    parser.add_argument("--device", default=default, help="device to test [a GPU if there is one]")
     parser.add_argument(
         "--repeats",
-        type=int,
+        type=whole_number(),
         default=200,
-        help="runs of each Triton case whose bits are compared (default: 200)",
+        metavar="N",
+        help="runs of each Triton case to compare [200]",
+    )
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object for a bug report, not a table"
     )
     arguments = parser.parse_args(argv)
-    if arguments.repeats < 1:
-        parser.error(f"--repeats {arguments.repeats} must be at least 1")
     try:
         device = torch.device(arguments.device)
         torch.zeros(1, device=device)
@@ -101,168 +129,146 @@ def main(argv: list[str]) -> int:
         parser.error(f"--device {arguments.device}: {str(error).splitlines()[0]}")
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
     reason = kernels.why_not_triton(device, torch.float32)
-    print(
-        f"device: {name}; torch {torch.__version__}; Triton: {'not tested, ' + reason if reason else 'tested'}"
-    )
-    print(
-        "provider   precision  form       dtype       rows     D labelled     error   allowed repeats  result"
-    )
-    failures = count = 0
-    for result in run(device, arguments.repeats):
-        count += 1
-        failures += result.verdict != "ok"
-        dtype = str(result.dtype).removeprefix("torch.")
+    if not arguments.json:
+        tested = f"not tested, {reason}" if reason else "tested"
+        print(f"device: {name}; torch {torch.__version__}; Triton: {tested}")
         print(
-            f"{result.provider:10} {result.precision:10} {result.form:10} {dtype:9} {result.rows:6} {result.dim:5} {result.labelled:8.0%} "
-            f"{result.error:9.1e} {result.allowed:9.1e} {result.repeats:7}  {result.verdict}"
+            "impl    precision  form       dtype       rows     D labelled     error   allowed repeats  "
+            "result"
         )
-    print(f"{count - failures} passed, {failures} failed")
+    results = []
+    for result in run(device, arguments.repeats):
+        results.append(result)
+        if not arguments.json:
+            print(_line(result), flush=True)
+    failures = sum(result.verdict != "ok" for result in results)
+    if arguments.json:
+        content = {"device": name, "triton": reason or "tested", "failures": failures}
+        print(
+            json.dumps(
+                {**describe(), **content, "results": [result.to_json() for result in results]}, indent=1
+            )
+        )
+    else:
+        print(f"{len(results) - failures} passed, {failures} failed")
     return 1 if failures else 0
 
 
 def run(device: torch.device, repeats: int) -> Iterator[Result]:
-    interpreted = device.type == "cpu"
-    for provider in ("reference", "torch", "triton"):
-        for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64):
-            if provider == "triton" and kernels.why_not_triton(device, dtype):
+    """The results of all cases for a device, as they come; a CPU gets small shapes and few repeats."""
+    on_a_cpu = device.type == "cpu"
+    for case in cases(device):
+        times = (min(repeats, 3) if on_a_cpu else repeats) if case.impl == "triton" else 2
+        yield check(case, device, times)
+
+
+def cases(device: torch.device) -> Iterator[Case]:
+    shapes = SMALL_SHAPES if device.type == "cpu" else SHAPES
+    form_shape = SMALL_SHAPES[-1] if device.type == "cpu" else FORM_SHAPE
+    implementations: tuple[Implementation, ...] = ("fp64", "torch", "triton")
+    for impl in implementations:
+        for dtype in TOLERANCE:
+            if impl == "triton" and kernels.why_not_triton(device, dtype):
                 continue
-            if device.type == "mps" and (provider == "reference" or dtype == torch.float64):
-                continue  # no fp64 there
-            for precision in precisions(provider, dtype, device):
-                times = repeats if provider == "triton" else 2
-                times = min(times, 3) if interpreted else times
-                for rows, dim in SMALL_SHAPES if interpreted else SHAPES:
+            if device.type == "mps" and (impl == "fp64" or dtype == torch.float64):
+                continue  # there is no fp64 on that device
+            for precision in precisions(impl, dtype, device):
+                for rows, dim in shapes:
                     for labelled in (0.0, 0.5, 1.0):
-                        yield check(provider, precision, "default", dtype, rows, dim, labelled, device, times)
+                        yield Case(impl, precision, "default", dtype, rows, dim, labelled)
                 for form in list(FORMS)[1:]:
-                    yield check(
-                        provider,
-                        precision,
-                        form,
-                        dtype,
-                        *(SMALL_SHAPES[-1] if interpreted else FORM_SHAPE),
-                        0.5,
-                        device,
-                        times,
-                    )
+                    yield Case(impl, precision, form, dtype, *form_shape, 0.5)
 
 
-def precisions(provider: str, dtype: torch.dtype, device: torch.device) -> tuple[str, ...]:
-    if provider != "triton":
+def precisions(impl: Implementation, dtype: torch.dtype, device: torch.device) -> tuple[Precision, ...]:
+    if impl != "triton":
         return ("auto",)
     if dtype != torch.float32:
         return ("auto", "high")
     return ("auto",) if torch.version.hip or device.type != "cuda" else ("auto", "tf32x3", "tf32")
 
 
-@functools.cache
-def conceptor(dim: int) -> torch.Tensor:
-    """A conceptor of features with a decaying spectrum, (D, D) fp32."""
-    generator = torch.Generator().manual_seed(dim)
-    features = (
-        torch.randn(2 * dim, dim, generator=generator, dtype=torch.float64) * torch.arange(1, dim + 1).rsqrt()
-    )
-    return solve_conceptor(features.T @ features / len(features), 2.0).float()
-
-
-def check(
-    provider: str,
-    precision: str,
-    form: str,
-    dtype: torch.dtype,
-    rows: int,
-    dim: int,
-    labelled: float,
-    device: torch.device,
-    repeats: int,
-) -> Result:
-    """One case; a kernel that does not compile, or does not fit the device, is a failed case like any other."""
-    allowed = TF32_TOLERANCE if precision == "tf32" else TOLERANCE[dtype]
-    case = provider, precision, form, dtype, rows, dim, labelled
+def check(case: Case, device: torch.device, repeats: int) -> Result:
+    """One case; a kernel that does not compile or does not fit the device is a failed case like any other."""
     try:
-        error, same_bits = measure(*case, device, repeats)
+        error, same_bits = measure(case, device, repeats)
     except Exception as failure:
-        return Result(
-            *case,
-            math.nan,
-            allowed,
-            repeats,
-            False,
-            f"{type(failure).__name__}: {str(failure).strip()}".splitlines()[0],
-        )
-    return Result(*case, error, allowed, repeats, same_bits)
+        raised = f"{type(failure).__name__}: {str(failure).strip()}".splitlines()[0]
+        return Result(**vars(case), error=math.nan, repeats=repeats, same_bits=False, raised=raised)
+    return Result(**vars(case), error=error, repeats=repeats, same_bits=same_bits)
 
 
-def measure(
-    provider: str,
-    precision: str,
-    form: str,
-    dtype: torch.dtype,
-    rows: int,
-    dim: int,
-    labelled: float,
-    device: torch.device,
-    repeats: int,
-) -> tuple[float, bool]:
+def measure(case: Case, device: torch.device, repeats: int) -> tuple[float, bool]:
     """The largest error against fp64, and whether all repeats had the same bits.
 
-    What is compared is the correction, what the operator adds to g, of the labelled rows and of the unlabelled ones; and the running energy
-    reference: its kernel has a last arriver too.
+    The comparison is of the correction, the part that the operator adds to g, on labelled and on unlabelled
+    rows; and of the running Ebar, whose kernel has a last arriver too.
     """
-    generator = torch.Generator().manual_seed(rows * 7919 + dim)
-    matrix = conceptor(dim)
-    # Spectra from flat to steeper than the conceptor's, so that energies, and with them tau, differ from row to row.
-    spectrum = torch.arange(1, dim + 1).rsqrt() ** (2 * torch.rand(rows, 1, generator=generator))
-    g, z, z_ref = (torch.randn(rows, dim, generator=generator) for _ in range(3))
-    g, z, z_ref = g.to(dtype), (z * spectrum).to(dtype), z_ref.to(dtype)
-    mask = torch.rand(rows, generator=generator) < labelled
-    z_ref[~mask] = torch.nan
-    z_ref = None if form == "no anchor" else z_ref
-    options = {"lambda_p": LAMBDA_P, "anchor": "mean", "tau": "energy", **FORMS[form]}
-    # s * c * lambda_a = 0.7: as large as the gradient, the anchor cannot be wrong or missing without being seen.
-    number, scale = options.get("count", max(mask.sum().item(), 1)), options.get("scale", 1.0)
-    options["lambda_a"] = 0.7 / scale * (number * dim if options["anchor"] == "mean" else 1)
-    options |= {name: torch.tensor(options[name]) for name in ("scale", "count") if name in options}
-    operand = (
-        matrix.to(dtype) if provider == "triton" and dtype.itemsize == 2 and precision == "auto" else matrix
-    ).double()
-    energy = formulas.energy_ratio(z.double(), operand)
-    energy_ref = (1.5 * energy.mean()).to(torch.promote_types(dtype, torch.float32))
-    wide = [None if x is None else x.double() for x in (g, z, z_ref)]
-    exact = formulas.coordinate(*wide, mask, operand, energy_ref.double(), **options)[0]
-    exact_sums = formulas.labelled_energy(z.double(), mask, operand)
-    exact_ref = formulas.updated_energy_ref(energy_ref.double(), exact_sums, MOMENTUM)
+    g, inputs, settings = make_inputs(case)
+    wide = inputs._replace(matrix=inputs.matrix.to(case.matrix_dtype)).widened(torch.float64)
+    exact = formulas.coordinate(g.double(), wide, settings).gradient
+    exact_sums = formulas.labelled_energy(wide.z, wide.mask, wide.matrix)
+    exact_ref = formulas.updated_energy_ref(wide.energy_ref, exact_sums, MOMENTUM)
+    execution = Execution(case.impl, case.precision)
+    g, inputs = g.to(device), inputs.on(device)
 
-    inputs = [x if x is None else x.to(device) for x in (g, z, z_ref, mask, matrix, energy_ref)]
-    options = {
-        name: value.to(device) if isinstance(value, torch.Tensor) else value
-        for name, value in options.items()
-    }
-
-    def once() -> list[torch.Tensor]:
-        out = kernels.coordinate(*inputs, impl=provider, precision=precision, **options)
-        kept = inputs[5].clone()
-        sums, used = kernels.labelled_energy(
-            *inputs[1:2], *inputs[3:5], kept, momentum=MOMENTUM, impl=provider, precision=precision
-        )
-        return [x.nan_to_num(7.0) for x in (*out, sums, used, kept)]
+    def once() -> list[Tensor]:
+        out = kernels.coordinate(g, inputs, settings, execution)
+        kept = inputs.energy_ref.clone()
+        sums, used = kernels.labelled_energy(inputs._replace(energy_ref=kept), MOMENTUM, execution)
+        return [x.nan_to_num(7.0) for x in (out, sums, used, kept)]
 
     with poisoned_memory():
         first = once()
         same_bits = all(torch.equal(x, y) for _ in range(repeats - 1) for x, y in zip(once(), first))
-    out, _, _, sums, used, kept = (x.cpu().double() for x in first)
-    wrong, correction = (out - exact).abs(), (exact - wide[0]).abs()
+    out, sums, used, kept = (x.cpu().double() for x in first)
+    wrong, correction = (out - exact).abs(), (exact - g.cpu().double()).abs()
+    mask = wide.mask
     errors = [wrong[kind].max() / (correction[kind].max() or 1) for kind in (mask, ~mask) if kind.any()]
-    errors += [
-        ((sums - exact_sums).abs() / exact_sums.clamp_min(1)).max(),
-        *(abs(x - exact_ref) / exact_ref for x in (used, kept)),
-    ]
+    errors += [((sums - exact_sums).abs() / exact_sums.clamp_min(1)).max()]
+    errors += [abs(x - exact_ref) / exact_ref for x in (used, kept)]
     return max(error.item() for error in errors), same_bits
+
+
+def make_inputs(case: Case) -> tuple[Tensor, Inputs, Coordination]:
+    """g, the other inputs and the settings of a case, on the CPU."""
+    form, rows, dim = FORMS[case.form], case.rows, case.dim
+    generator = torch.Generator().manual_seed(rows * 7919 + dim)
+    matrix = conceptor(dim)
+    # Spectra from flat to steeper than the conceptor's, so that energies, and with them tau, differ from row
+    # to row.
+    spectrum = torch.arange(1, dim + 1).rsqrt() ** (2 * torch.rand(rows, 1, generator=generator))
+    g, z, z_ref = (torch.randn(rows, dim, generator=generator) for _ in range(3))
+    g, z, z_ref = g.to(case.dtype), (z * spectrum).to(case.dtype), z_ref.to(case.dtype)
+    mask = torch.rand(rows, generator=generator) < case.labelled
+    z_ref[~mask] = torch.nan
+    # s * c * lambda_a = 0.7: an anchor as large as the gradient cannot be wrong or missing without being
+    # seen.
+    number = max(mask.sum().item(), 1) if form.labelled is None else form.labelled
+    per_row = number * dim if form.settings.anchor == "mean" else 1
+    settings = form.settings._replace(lambda_a=0.7 / (form.scale or 1.0) * per_row)
+    energy = formulas.energy_ratio(z.double(), matrix.to(case.matrix_dtype).double())
+    energy_ref = (1.5 * energy.mean()).to(torch.promote_types(case.dtype, torch.float32))
+    scale, labelled = (
+        None if value is None else torch.tensor(value) for value in (form.scale, form.labelled)
+    )
+    return g, Inputs(z, z_ref if form.anchored else None, mask, matrix, energy_ref, scale, labelled), settings
+
+
+@functools.cache
+def conceptor(dim: int) -> Tensor:
+    """A conceptor of features with a decaying spectrum, (D, D) fp32."""
+    generator = torch.Generator().manual_seed(dim)
+    features = torch.randn(2 * dim, dim, generator=generator, dtype=torch.float64)
+    features = features * torch.arange(1, dim + 1).rsqrt()
+    return solve_conceptor(features.T @ features / len(features), 2.0).float()
 
 
 @contextlib.contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Memory that nobody wrote holds NaN: a stale read of scratch would otherwise find the right values of the repeat before."""
+    """Fresh memory holds NaN: otherwise a stale read of scratch would see the right values of the previous
+    repeat.
+    """
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -272,3 +278,16 @@ def poisoned_memory() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
+
+
+def _line(result: Result) -> str:
+    return (
+        f"{result.impl:7} {result.precision:10} {result.form:10} {_name(result.dtype):9} {result.rows:6} "
+        f"{result.dim:5} {result.labelled:8.0%} {result.error:9.1e} {result.allowed:9.1e} {result.repeats:7} "
+        " "
+        f"{result.verdict}"
+    )
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")

@@ -1,4 +1,6 @@
-"""The known-class subspace: a conceptor (or a PCA projection) of labelled features, and the mean energy ratio inside it."""
+"""The known-class subspace: a conceptor or a PCA projection of labelled features, and their mean energy
+ratio.
+"""
 
 from __future__ import annotations
 
@@ -16,10 +18,10 @@ ROWS_AT_ONCE = 4096  # bounds the widened copy of the features while their momen
 
 
 class Subspace:
-    """A symmetric matrix S (D, D) with eigenvalues in [0, 1] and the energy reference Ebar, both stored in fp32.
+    """A symmetric matrix S (D, D) with eigenvalues in [0, 1], and the mean energy ratio Ebar, both in fp32.
 
-    `Subspace.conceptor` and `Subspace.pca` fit one to labelled features; `Subspace(matrix, energy_ref)` takes your own
-    (any floating dtype, converted to fp32). `energy_ref` is a number or a 0-d tensor in (0, 1].
+    `Subspace.conceptor` and `Subspace.pca` fit one to labelled features; `Subspace(matrix, energy_ref)` takes
+    your own (any floating dtype, converted to fp32). `energy_ref` is a number or a 0-d tensor in (0, 1].
 
     >>> features = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
     >>> subspace = Subspace.conceptor(features, aperture=2.0)
@@ -37,7 +39,8 @@ class Subspace:
         one = energy_ref.ndim == 0 if isinstance(energy_ref, Tensor) else isinstance(energy_ref, Real)
         if not one or not 0 < energy_ref <= 1 + 1e-6:
             raise ValueError(
-                f"energy_ref={energy_ref!r} must be one number in (0, 1]: the mean energy ratio of labelled features"
+                "energy_ref, the mean energy ratio of labelled features, must be one number in (0, 1], got "
+                f"{energy_ref!r}"
             )
         self.matrix = matrix.detach().to(torch.float32, copy=True).contiguous()
         self.energy_ref = torch.as_tensor(energy_ref).detach().to(matrix.device, torch.float32, copy=True)
@@ -54,11 +57,14 @@ class Subspace:
         """S = R (R + aperture^-2 I)^-1 with R = Z^T Z / N, on the features' device.
 
         Args:
-            features: (N, D) floating, un-normalised, un-centred; or an iterable of such batches, read once (memory D x D).
-            aperture: how softly directions are captured; > 0. Not scale-free: it acts on the features' own scale.
-            dtype: of sums and solve; float64, or float32 where fp64 is slow. A fit in float32 whose eigenvalues leave [0, 1] is refused,
-                and that verdict is in fp64 still: two Cholesky factorisations, 2/3 D^3 operations whatever N is. In fp32 their own
-                rounding, up to D x 6e-8, would be larger than what they have to see.
+            features: (N, D) floating, un-normalised, un-centred; or an iterable of such batches, read once
+                (memory D x D).
+            aperture: how softly directions are captured; > 0. Not scale-free: it acts on the features' own
+                scale.
+            dtype: of sums and solve; float64, or float32 where fp64 is slow. A fit in float32 whose
+                eigenvalues leave [0, 1] is refused, and that verdict is in fp64 still: two Cholesky
+                factorisations, 2/3 D^3 operations whatever N is. In fp32 their own rounding, up to D x 6e-8,
+                would be larger than what they have to see.
             process_group: each rank gives its share of the features; all ranks get the same subspace.
         """
         aperture = _check_aperture(aperture)
@@ -82,8 +88,8 @@ class Subspace:
             energy_ref = (matrix * directions).sum()
         if dtype == torch.float32 and _outside(matrix.double()):
             raise ValueError(
-                f"dtype=torch.float32 does not resolve this conceptor (aperture={aperture}, features of this scale): "
-                "its eigenvalues leave [0, 1]; use dtype=torch.float64"
+                f"dtype=torch.float32 does not resolve this conceptor (aperture={aperture}, features of this "
+                "scale): its eigenvalues leave [0, 1]; use dtype=torch.float64"
             )
         return cls._fitted(matrix, energy_ref)
 
@@ -96,11 +102,14 @@ class Subspace:
         dtype: torch.dtype = torch.float64,
         process_group: dist.ProcessGroup | None = None,
     ) -> Subspace:
-        """S = U_k U_k^T, the k leading eigenvectors of R = Z^T Z / N (un-centred, like the conceptor): the paper's hard ablation."""
+        """S = U_k U_k^T of the k leading eigenvectors of R = Z^T Z / N: the paper's hard ablation.
+
+        The features are not centred, as for the conceptor.
+        """
         _check_dtype(dtype)
         correlation, directions = _moments(features, dtype, process_group)
         if not isinstance(k, Integral) or not 1 <= k <= correlation.shape[0]:
-            raise ValueError(f"k={k!r} must be a whole number between 1 and D={correlation.shape[0]}")
+            raise ValueError(f"k must be a whole number between 1 and D={correlation.shape[0]}, got {k!r}")
         leading = torch.linalg.eigh(correlation).eigenvectors[:, -k:]
         with torch.autocast(leading.device.type, enabled=False):
             matrix = leading @ leading.T
@@ -108,7 +117,7 @@ class Subspace:
 
     @classmethod
     def _fitted(cls, matrix: Tensor, energy_ref: Tensor) -> Subspace:
-        """Without the checks of a foreign matrix: they cost two factorisations and hold by construction."""
+        """A subspace without the checks of a user's matrix, which cost two factorisations and hold here."""
         subspace = cls.__new__(cls)
         subspace.matrix = matrix.to(torch.float32).contiguous()
         subspace.energy_ref = energy_ref.to(torch.float32)
@@ -125,20 +134,20 @@ class Subspace:
     def energy(self, z: Tensor) -> Tensor:
         """Energy ratio of each row: z (..., D) -> (...), in fp32 or wider."""
         if not isinstance(z, Tensor) or not z.is_floating_point() or z.ndim == 0 or z.shape[-1] != self.dim:
-            found = f"got {_describe(z)}: pass features of the layer it was fitted to"
             raise ValueError(
-                f"z must be a floating tensor (..., {self.dim}), the dimension of the subspace; {found}"
+                f"z must be a floating tensor (..., {self.dim}), got {_describe(z)}: pass features of the "
+                "layer that the subspace was fitted to"
             )
         if z.device != self.device:
             raise ValueError(
-                f"z is on {z.device} but the subspace on {self.device}: move it with subspace.to(z.device)"
+                f"z is on {z.device} but the subspace is on {self.device}: move it with subspace.to(z.device)"
             )
         wide = torch.promote_types(z.dtype, torch.float32)
         with torch.autocast(z.device.type, enabled=False):
             return formulas.energy_ratio(z.to(wide), self.matrix.to(wide))
 
     def to(self, device: torch.device | str) -> Subspace:
-        """The subspace on another device; itself when it is there already."""
+        """The subspace on a device; itself if it is there already."""
         return (
             self
             if self.device == torch.device(device)
@@ -146,17 +155,20 @@ class Subspace:
         )
 
     def __repr__(self) -> str:
-        # The trace of a conceptor is its soft rank: how many directions it captures, counted by how much it captures them.
+        # The trace of a conceptor is its soft rank: the number of directions, each counted by how much of it
+        # is captured.
         if self.matrix.is_meta:  # shapes without values
             return f"Subspace(dim={self.dim}, device=meta)"
         rank, energy_ref = self.matrix.trace().item(), self.energy_ref.item()
-        return f"Subspace(dim={self.dim}, rank {rank:.1f} of {self.dim}, energy_ref={energy_ref:.3f}, device={self.device})"
+        values = f"rank {rank:.1f} of {self.dim}, energy_ref={energy_ref:.3f}"
+        return f"Subspace(dim={self.dim}, {values}, device={self.device})"
 
 
 def solve_conceptor(correlation: Tensor, aperture: float) -> Tensor:
     """R (R + a^-2 I)^-1 = I - a^-2 (R + a^-2 I)^-1 for symmetric R (D, D), in R's dtype.
 
-    One Cholesky factorisation and a symmetric inverse: half the work of a general inverse, symmetric to the bit, more accurate.
+    One Cholesky factorisation and a symmetric inverse: half the work of a general inverse, symmetric to the
+    bit, more accurate.
     """
     ridge = aperture**-2
     identity = torch.eye(correlation.shape[0], dtype=correlation.dtype, device=correlation.device)
@@ -167,7 +179,10 @@ def solve_conceptor(correlation: Tensor, aperture: float) -> Tensor:
 
 
 def solve_woodbury(features: Tensor, count: int | Tensor, aperture: float) -> Tensor:
-    """The same S from Z (N, D) with N < D: Z^T (Z Z^T + N a^-2 I)^-1 Z. Rows of zeros change nothing, `count` is N without them."""
+    """The same S from Z (N, D) with N < D: Z^T (Z Z^T + N a^-2 I)^-1 Z.
+
+    Rows of zeros change nothing; `count` is N without them.
+    """
     gram = features @ features.T
     ridge = count * aperture**-2 * torch.eye(gram.shape[0], dtype=gram.dtype, device=gram.device)
     whitened = torch.linalg.solve_triangular(torch.linalg.cholesky_ex(gram + ridge).L, features, upper=False)
@@ -175,7 +190,10 @@ def solve_woodbury(features: Tensor, count: int | Tensor, aperture: float) -> Te
 
 
 def estimate_from_batch(z_ref: Tensor, mask: Tensor, aperture: float = APERTURE) -> tuple[Tensor, Tensor]:
-    """S and Ebar from the labelled rows of one batch, without asking the device how many there are: z_ref (B, D), mask (B,)."""
+    """S and Ebar from the labelled rows of one batch: z_ref (B, D), mask (B,).
+
+    The number of labelled rows stays on the device.
+    """
     features = torch.where(mask[:, None], z_ref.detach(), 0).to(torch.float64)
     count = mask.sum().clamp_min(1)
     if features.shape[0] < features.shape[1]:
@@ -191,7 +209,10 @@ def estimate_from_batch(z_ref: Tensor, mask: Tensor, aperture: float = APERTURE)
 def _moments(
     features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """R = mean of z z^T and M = mean of z z^T / |z|^2, both (D, D). The mean energy ratio is trace(S M), so one pass suffices."""
+    """R = mean of z z^T and M = mean of z z^T / |z|^2, both (D, D).
+
+    The mean energy ratio is trace(S M), so one pass over the features suffices.
+    """
     sums: Tensor | None = None
     count = 0
     for batch in _batches(features):
@@ -199,8 +220,10 @@ def _moments(
         if sums is None:
             sums = torch.zeros((2, wide.shape[1], wide.shape[1]), dtype=dtype, device=wide.device)
         elif sums.shape[1] != wide.shape[1]:
-            found = f"a batch of dimension {wide.shape[1]} after one of dimension {sums.shape[1]}"
-            raise ValueError(f"features: {found}: give all batches from one layer of one model")
+            raise ValueError(
+                f"features must have one dimension, got a batch with D={wide.shape[1]} after one with "
+                f"D={sums.shape[1]}: pass features of one layer of one model"
+            )
         unit = wide / wide.square().sum(1, keepdim=True).clamp_min(formulas.NORM_FLOOR)
         with torch.autocast(wide.device.type, enabled=False):
             sums[0].addmm_(wide.T, wide)
@@ -223,7 +246,7 @@ def _moments(
 
 
 _NON_FINITE = (
-    "features holds NaN or infinite values; drop those rows, or check the reference model that made them"
+    "features must be finite, but hold NaN or infinite values: drop those rows, or check the reference model"
 )
 
 
@@ -249,13 +272,14 @@ def _check_features(features: Tensor) -> None:
         or features.shape[1] == 0
     ):
         raise ValueError(
-            f"features must be a floating tensor (N, D) or an iterable of such batches, got {_describe(features)}"
+            "features must be a floating tensor (N, D) or an iterable of such batches, got "
+            f"{_describe(features)}"
         )
 
 
 def _check_aperture(aperture: float) -> float:
     if not isinstance(aperture, Real) or not 0 < aperture < float("inf"):
-        raise ValueError(f"aperture={aperture!r} must be a positive number; the paper uses {APERTURE}")
+        raise ValueError(f"aperture must be a positive number, got {aperture!r}; the paper uses {APERTURE}")
     return float(aperture)
 
 
@@ -268,27 +292,34 @@ def _check_matrix(matrix: Tensor) -> None:
         or not len(matrix)
     ):
         raise ValueError(
-            f"matrix must be a floating tensor (D, D), got {_describe(matrix)}; Subspace.conceptor(features) makes one"
+            f"matrix must be a floating tensor (D, D), got {_describe(matrix)}; Subspace.conceptor(features) "
+            "makes one"
         )
     wide = matrix.detach().to(torch.float64)
     if not torch.isfinite(wide).all():
         raise ValueError(
-            "matrix holds NaN or infinite values; Subspace.conceptor(features) makes a valid one, and refuses such features"
+            "matrix holds NaN or infinite values; Subspace.conceptor(features) makes a valid one, and "
+            "refuses such features"
         )
     asymmetry = (wide - wide.T).abs().max()
     if asymmetry > 1e-6:
         raise ValueError(
-            f"matrix must be symmetric; it differs from its transpose by up to {asymmetry:.1e}: pass (matrix + matrix.T) / 2"
+            f"matrix must be symmetric; it differs from its transpose by up to {asymmetry:.1e}: pass (matrix "
+            "+ matrix.T) / 2"
         )
     side = _outside(wide)
     if side:
         raise ValueError(
-            f"matrix must have its eigenvalues in [0, 1], but has one {side}; Subspace.conceptor makes a valid one"
+            f"matrix must have its eigenvalues in [0, 1], but has one {side}; Subspace.conceptor makes a "
+            "valid one"
         )
 
 
 def _outside(wide: Tensor) -> str | None:
-    """Where an eigenvalue of a symmetric fp64 matrix leaves [0, 1] by more than 2e-6: a Cholesky factorisation fails just then."""
+    """On which side an eigenvalue of a symmetric fp64 matrix leaves [0, 1] by more than 2e-6, or None.
+
+    A Cholesky factorisation fails just then.
+    """
     identity = torch.eye(wide.shape[0], dtype=wide.dtype, device=wide.device)
     for shifted, side in ((wide + 2e-6 * identity, "negative"), ((1 + 2e-6) * identity - wide, "above 1")):
         if torch.linalg.cholesky_ex(shifted).info != 0:
@@ -298,7 +329,7 @@ def _outside(wide: Tensor) -> str | None:
 
 def _check_dtype(dtype: torch.dtype) -> None:
     if dtype not in (torch.float64, torch.float32):
-        raise ValueError(f"dtype={dtype} must be torch.float64 or torch.float32")
+        raise ValueError(f"dtype must be torch.float64 or torch.float32, got {dtype}")
 
 
 def _describe(x: object) -> str:

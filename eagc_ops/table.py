@@ -30,8 +30,9 @@ class Row(NamedTuple):
 class Table:
     """A header and rows of the same length.
 
-    `headings` is the number of leading columns that name a row; they are aligned to the left, the others to the right.
-    `groups` puts titles above the remaining columns: (title, number of columns) from left to right.
+    `headings` is the number of leading columns that name a row; they are aligned to the left, the others to
+    the right. `groups` puts titles above the remaining columns: (title, number of columns) from left to
+    right.
 
     >>> table = Table(["rows", "speed-up"], [Row(["256", "1.65"]), Row(["4096", "1.90"])])
     >>> print(table.text())
@@ -118,7 +119,8 @@ _HTML = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True
 <tr{% if row.emphasised %} class="emphasised"{% endif %}>
 {% for cell in row.cells %}
 {% set tag = 'th scope="row"' if loop.index0 == 0 else 'td' %}
-<{{ tag | safe }}>{{ cell.text if cell.note is defined else cell }}{% if cell.note %}<br><i>[{{ cell.note }}]</i>{% endif %}
+<{{ tag | safe }}>{{ cell.text if cell.note is defined else cell }}
+{%- if cell.note %}<br><i>[{{ cell.note }}]</i>{% endif %}
 </{{ 'th' if loop.index0 == 0 else 'td' }}>
 {% endfor %}
 </tr>

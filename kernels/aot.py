@@ -1,8 +1,8 @@
-"""Compile the launch table for GPUs that are not there, and report what the compilers say about it.
+"""Compile the launch table for GPUs that are not present, and report what the compilers say about it.
 
-Nothing here is a speed: registers, spills and shared memory are facts of the compiled code, blocks per SM follow from them.
-A kernel fails the gate on spill stores or loads (as ptxas counts them), on fp64 instructions, or on more shared memory than
-a block may have.
+Nothing here is a speed: registers, spills and shared memory are facts of the compiled code, and blocks per SM
+follow from them. A kernel fails the gate on spill stores or loads (as ptxas counts them), on fp64
+instructions, or on more shared memory than a block may have.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ import io
 import re
 from collections.abc import Iterator
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import torch
 import triton
@@ -22,18 +23,21 @@ from triton.compiler import ASTSource
 
 from . import fused
 from .launch import compile_options, constants, operand_dtype
+from .records import Precision, Tau
 from .tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, pick
 
 KERNELS = ("coordinate", "labelled_energy")
+TF32: tuple[Precision, ...] = ("tf32x3", "tf32")  # types of NVIDIA's tensor cores
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """Of one SM (or CU): registers, warps (waves), blocks; shared memory in bytes per SM and per block; lanes per warp.
+    """The limits of one SM (or CU): registers, warps (waves) and blocks; shared memory in bytes; lanes per
+    warp.
 
-    A warp gets its registers in groups of `register_group`, from the quarter of the file that its scheduler (SIMD) has. A block takes
-    `reserved` bytes of shared memory beyond its own.
+    A warp gets its registers in groups of `register_group`, from the quarter of the file that belongs to its
+    scheduler (SIMD). A block takes `reserved` bytes of shared memory beyond its own.
     """
 
     registers: int
@@ -47,9 +51,10 @@ class Limits:
 
 
 SCHEDULERS = 4  # of an SM, and SIMDs of a CU
-# From the vendors' programming guides (CUDA C++ Programming Guide, "Technical Specifications per Compute Capability"; CDNA3 ISA) and, for
-# gfx942, LLVM's AMDGPU target: per SIMD 8 waves and 512 VGPRs of 64 lanes, AGPRs included (.vgpr_count counts both), handed out 8 per
-# lane; 16 blocks, as each takes one of the CU's barriers; no LDS is reserved.
+# From the vendors' programming guides (CUDA C++ Programming Guide, "Technical Specifications per Compute
+# Capability"; CDNA3 ISA) and, for gfx942, LLVM's AMDGPU target: per SIMD 8 waves and 512 VGPRs of 64 lanes,
+# AGPRs included (.vgpr_count counts both), handed out 8 per lane; 16 blocks, because each takes one of the
+# CU's barriers; no LDS is reserved.
 LIMITS = {
     "sm_80": Limits(65536, 64, 32, 164 << 10, 163 << 10, 32),
     "sm_86": Limits(65536, 48, 16, 100 << 10, 99 << 10, 32),
@@ -62,21 +67,22 @@ LIMITS = {
 
 @dataclass(frozen=True)
 class Case:
-    """One compilation. `dim` and `rows` are the largest the table entry is asked to serve in practice.
+    """One compilation. `rows` and `dim` are the largest that the table entry serves in practice.
 
-    z_ref is of `dtype`, or fp32 (`wide_ref`). With `far_rows` g, z and z_ref lie in storage beyond 2 GB, as z = tokens[:, 0] of many
-    tokens does: within it, AMD's launches address by 32 bits.
+    z_ref has `dtype`, or is fp32 (`wide_ref`). With `far_rows` g, z and z_ref lie in storage beyond 2 GB, as
+    z = tokens[:, 0] of many tokens does; in smaller storage AMD's launches use 32-bit addresses. With `count`
+    the number of labelled rows is an argument.
     """
 
     kernel: str
     arch: str
     dtype: str
-    precision: str
+    precision: Precision
     rows: int
     dim: int
     tile: Tile
     wide_ref: bool = False
-    tau: str = "energy"
+    tau: Tau = "energy"
     count: bool = False
     far_rows: bool = False
 
@@ -93,9 +99,11 @@ class Resources:
 
 
 def cases(*, subset: bool = False) -> Iterator[Case]:
-    """Every entry of the table x dtype x architecture of its family x kernel; then uneven D, the other options and precisions.
+    """Every entry of the table x dtype x architecture of its family x kernel; then uneven D, options and
+    precisions.
 
-    `subset` keeps what a quick test run can afford: per architecture the first entry that serves D >= 768, in one dtype.
+    `subset` keeps the cases that a quick test run can afford: the first entry per architecture that serves D
+    >= 768, in one dtype.
     """
     if subset:
         for arch, dtype in zip(LIMITS, ("fp32", "bf16", "fp16", "bf16", "fp32", "bf16")):
@@ -115,7 +123,8 @@ def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resour
 
 
 def compile_case(case: Case) -> Resources:
-    # The log of the very ptxas run that makes the binary: asked for through Triton's own switches, past its cache.
+    # Triton prints the log of the very ptxas run that makes the binary if it is told to, and if its cache is
+    # bypassed.
     knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
     with contextlib.redirect_stdout(io.StringIO()) as log:
         compiled = compiled_kernel(case)
@@ -137,7 +146,7 @@ def compile_case(case: Case) -> Resources:
 
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
-    """The kernel as a launch on that GPU would have it compiled."""
+    """The kernel as a launch on that GPU would compile it."""
     return triton.compile(source(case), target=target(case.arch), options=compile_options(case.tile))
 
 
@@ -146,7 +155,7 @@ def target(arch: str) -> GPUTarget:
 
 
 def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64: int) -> Resources:
-    """The gate: what is wrong with a compiled kernel, and how many of its blocks an SM holds."""
+    """The gate: the problems of a compiled kernel, and how many of its blocks an SM holds."""
     limits = LIMITS[case.arch]
     problems = []
     if stores or loads:
@@ -164,94 +173,91 @@ def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64
 
 
 def source(case: Case) -> ASTSource:
-    """The kernel with the argument types a real launch has: aligned pointers, row strides divisible by 16 where D is, and on AMD
-    pointers into less than 2 GB."""
+    """The kernel with the argument types of a real launch.
+
+    Pointers are aligned, row strides are divisible by 16 where D is, and on AMD pointers reach less than 2
+    GB.
+    """
     kernel = getattr(fused, f"{case.kernel}_kernel")
-    matrix = next(
-        name for name, dtype in DTYPES.items() if dtype == operand_dtype(DTYPES[case.dtype], case.precision)
-    )
-    large, hip = case.rows > SCAN_LIMIT, case.arch.startswith("gfx")
-    features = ("g_ptr", "z_ptr", "z_ref_ptr")
-    types = {
+    dtype, hip = DTYPES[case.dtype], case.arch.startswith("gfx")
+    matrix = next(name for name in DTYPES if DTYPES[name] == operand_dtype(dtype, case.precision))
+    order = "*i64" if case.rows > SCAN_LIMIT else None
+    types: dict[str, str | None] = {
         **dict.fromkeys(("g_ptr", "z_ptr", "out_ptr"), f"*{case.dtype}"),
         "z_ref_ptr": "*fp32" if case.wide_ref else f"*{case.dtype}",
         "matrix_ptr": f"*{matrix}",
         "mask_ptr": "*u8",
-        "order_ptr": "*i64" if large else None,
-        "unlabelled_ptr": "*i64" if large else None,
+        "order_ptr": order,
+        "unlabelled_ptr": order,
         "arrivals_ptr": "*i32",
         "count_ptr": "*fp32" if case.count else None,
         **dict.fromkeys(("rows", "g_stride", "z_stride", "z_ref_stride"), "i32"),
         **dict.fromkeys(("lambda_a", "lambda_p", "momentum"), "fp32"),
     }
-    shared = constants(case.tile, case.rows, DTYPES[case.dtype], case.precision, amd=hip)
+    shared = constants(case.tile, case.rows, dtype, case.precision, amd=hip)
     fixed = {"D": case.dim, "MEAN": True, "UNIFORM": case.tau == "uniform", "UPDATE": True, **shared}
-    signature, constexprs, attributes = {}, {}, {}
+    signature: dict[str, str] = {}
+    constexprs: dict[tuple[int], Any] = {}
+    attributes: dict[tuple[int], list[list[object]]] = {}
     for position, name in enumerate(kernel.arg_names):
-        if name in fixed or types.get(name, "*fp32") is None:
+        type_name = types.get(name, "*fp32")
+        if name in fixed or type_name is None:
             signature[name] = "constexpr"
             constexprs[(position,)] = fixed.get(name)
             continue
-        signature[name] = types.get(name, "*fp32")
-        pointer = signature[name].startswith("*")
+        signature[name] = type_name
+        pointer = type_name.startswith("*")
         if pointer or (name.endswith("stride") and case.dim % 16 == 0):
             attributes[(position,)] = [["tt.divisibility", 16]]
-        if pointer and hip and not (case.far_rows and name in features):
+        if pointer and hip and not (case.far_rows and name in ("g_ptr", "z_ptr", "z_ref_ptr")):
             attributes[(position,)] += [["tt.pointer_range", 32]]
     return ASTSource(kernel, signature, constexprs, attributes)
 
 
-def table(results: list[tuple[Case, Resources]]) -> str:
-    """Markdown: one line per compilation."""
-    names = ["kernel", "arch", "dtype", "precision", "rows <=", "D <=", "tile MxNxK", "warps", "stages"]
-    names += ["registers", "spill st/ld", "shared KB", "blocks/SM", "gate"]
-    lines = ["| " + " | ".join(names) + " |", "|" + "---|" * len(names)]
-    for case, found in results:
-        tile = case.tile
-        options = {
-            "z_ref fp32": case.wide_ref,
-            "tau uniform": case.tau == "uniform",
-            "count": case.count,
-            "rows beyond 2 GB": case.far_rows,
-        }
-        dtype = ", ".join([case.dtype, *(name for name, given in options.items() if given)])
-        cells = [
-            case.kernel,
-            case.arch,
-            dtype,
-            case.precision,
-            case.rows,
-            case.dim,
-            f"{tile.block_m}x{tile.block_n}x{tile.block_k}",
-        ]
-        cells += [
-            tile.warps,
-            tile.stages,
-            found.registers,
-            f"{found.spill_stores}/{found.spill_loads}",
-            f"{found.shared / 1024:.1f}",
-        ]
-        cells += [found.blocks_per_sm, "; ".join(found.problems) or "ok"]
-        lines.append("| " + " | ".join(map(str, cells)) + " |")
-    return "\n".join(lines)
+def columns(case: Case, resources: Resources) -> dict[str, object]:
+    """One line of the gate's table: heading -> value."""
+    tile = case.tile
+    options = {
+        "z_ref fp32": case.wide_ref,
+        "tau uniform": case.tau == "uniform",
+        "count": case.count,
+        "rows beyond 2 GB": case.far_rows,
+    }
+    return {
+        "kernel": case.kernel,
+        "arch": case.arch,
+        "dtype": ", ".join([case.dtype, *(name for name, chosen in options.items() if chosen)]),
+        "precision": case.precision,
+        "rows <=": case.rows,
+        "D <=": case.dim,
+        "tile MxNxK": f"{tile.block_m}x{tile.block_n}x{tile.block_k}",
+        "warps": tile.warps,
+        "stages": tile.stages,
+        "registers": resources.registers,
+        "spill st/ld": f"{resources.spill_stores}/{resources.spill_loads}",
+        "shared KB": f"{resources.shared / 1024:.1f}",
+        "blocks/SM": resources.blocks_per_sm,
+        "gate": "; ".join(resources.problems) or "ok",
+    }
 
 
-def as_record(case: Case, found: Resources) -> dict:
+def as_record(case: Case, resources: Resources) -> dict[str, Any]:
     """One JSON object per compilation, for results files and models of GPU time."""
-    record = {
-        field.name: getattr(case, field.name) for field in fields(case) if field.name != "tile"
-    } | case.tile._asdict()
-    return record | {field.name: getattr(found, field.name) for field in fields(found)}
+    record = asdict(case) | asdict(resources)
+    del record["tile"]
+    return record | case.tile._asdict()
 
 
 def _cases_of(arch: str) -> Iterator[Case]:
     shapes = []
     for entry in (entry for entry in TABLE if entry.family == FAMILY[arch]):
-        # One tile is two kernels where it serves rows on both sides of SCAN_LIMIT: up to it the kernel looks for its rows itself.
+        # A tile that serves rows on both sides of SCAN_LIMIT is two kernels: up to the limit the kernel finds
+        # its rows itself.
         for rows in sorted({min(entry.max_rows, SCAN_LIMIT), min(entry.max_rows, 65536)}):
-            # ptxas decides anew for every D: the paper's is compiled beside the largest.
+            # ptxas allocates registers anew for every D: the paper's D is compiled beside the largest.
             shapes += [(rows, dim) for dim in sorted({min(entry.max_dim, 768), min(entry.max_dim, 4096)})]
-    # What the entries do not show: the paper's batch; D that no tile divides; and D = 512, where bf16 takes most registers.
+    # Beyond the entries: the paper's batch; D that no tile divides; below, D = 512, where bf16 takes most
+    # registers.
     shapes += [(256, 768), (256, 100), (4096, 1000), (65536, 4095)]
     for rows, dim in shapes:
         for dtype in DTYPES:
@@ -268,8 +274,8 @@ def _cases_of(arch: str) -> Iterator[Case]:
     for rows, dim in ((256, 768), (4096, 768), (65536, 4096), (65536, 1000)):
         for dtype in ("bf16", "fp16"):
             yield _case("coordinate", arch, dtype, "high", rows, dim)
-        if not arch.startswith("gfx"):  # tf32 is a type of NVIDIA's tensor cores
-            for precision in ("tf32x3", "tf32"):
+        if not arch.startswith("gfx"):
+            for precision in TF32:
                 yield _case("coordinate", arch, "fp32", precision, rows, dim)
     yield _case("labelled_energy", arch, "bf16", "high", SCAN_LIMIT, 768)
     if arch.startswith("gfx"):
@@ -278,29 +284,24 @@ def _cases_of(arch: str) -> Iterator[Case]:
                 yield _case(kernel, arch, dtype, "auto", SCAN_LIMIT, 768, far_rows=True)
     else:
         yield _case("coordinate", arch, "fp32", "tf32", 2048, 768)
-        for precision in ("tf32x3", "tf32"):
+        for precision in TF32:
             yield _case("labelled_energy", arch, "fp32", precision, SCAN_LIMIT, 768)
 
 
-def _case(kernel: str, arch: str, dtype: str, precision: str, rows: int, dim: int, **options) -> Case:
-    """With the tile that a launch picks."""
+def _case(
+    kernel: str, arch: str, dtype: str, precision: Precision, rows: int, dim: int, **options: Any
+) -> Case:
+    """A case with the tile that a launch picks."""
     z_ref_dtype = torch.float32 if options.get("wide_ref") else None
-    return Case(
-        kernel,
-        arch,
-        dtype,
-        precision,
-        rows,
-        dim,
-        pick(arch, rows, dim, DTYPES[dtype], precision, z_ref_dtype),
-        **options,
-    )
+    tile = pick(arch, rows, dim, DTYPES[dtype], precision, z_ref_dtype)
+    return Case(kernel, arch, dtype, precision, rows, dim, tile, **options)
 
 
 def _number(pattern: str, text: str) -> int:
     found = re.search(pattern, text)
     if not found:
         raise RuntimeError(
-            f"the compiler's report has no {pattern!r}; a newer version of it may print something else:\n{text[-2000:]}"
+            f"the compiler's report has no {pattern!r}; a newer version of it may print something "
+            f"else:\n{text[-2000:]}"
         )
     return int(found.group(1))

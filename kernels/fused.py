@@ -1,17 +1,18 @@
-"""The Triton kernels. No tensors here: pointers in, pointers out; `launch` is the host side.
+"""The Triton kernels: pointers in, pointers out. `launch` is their host side.
 
 `coordinate_kernel` does the whole backward of EAGC in one launch. Grid: (column blocks of S, row blocks).
 
-    1. Unlabelled rows are compacted inside the kernel: row block b owns the b-th group of BLOCK_M unlabelled rows, so no
-       matrix product is spent on labelled rows and the host need not know how many there are.
-    2. A program multiplies its rows of z and of g by one column block of S, reading S once for both. Its share of
-       z S z^T and |z|^2 goes to `partial`, its block of g S to `product`.
-    3. The last program of a row block to arrive (an atomic counter, no spinning, so no deadlock) sums the shares in a fixed
-       order, so the result does not depend on who came last, forms E and tau, and writes g - lambda_p tau (g S).
+    1. Unlabelled rows are compacted inside the kernel: row block b owns the b-th group of BLOCK_M unlabelled
+       rows, so no matrix product is spent on labelled rows and the host need not know how many there are.
+    2. A program multiplies its rows of z and of g by one column block of S, reading S once for both. Its
+       share of z S z^T and |z|^2 goes to `partial`, its block of g S to `product`.
+    3. The last program of a row block to arrive sums the shares, forms E and tau, and writes
+       g - lambda_p tau (g S). It is found by an atomic counter: no program spins, so none can deadlock. The
+       shares are summed in a fixed order, so the result does not depend on which program came last.
     4. Labelled rows are a plain elementwise tile: g + s c lambda_a (z - z_ref).
 
-`labelled_energy_kernel` does the forward-time part of the running energy reference: the mean E of the labelled rows and the
-update of Ebar, also in one launch.
+`labelled_energy_kernel` does the forward-time part of the running energy reference: the mean E of the
+labelled rows and the update of Ebar, also in one launch.
 """
 
 import triton
@@ -21,9 +22,8 @@ from . import formulas
 
 NORM_FLOOR = tl.constexpr(formulas.NORM_FLOOR)
 ENERGY_FLOOR = tl.constexpr(formulas.ENERGY_FLOOR)
-KEEP_NAN = tl.constexpr(
-    tl.PropagateNan.ALL
-)  # min and max drop NaN by default; a non-finite row has to stay visible
+# By default min and max drop NaN, but a non-finite row has to stay visible.
+KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -44,16 +44,17 @@ def _group_of_rows(
     BLOCK_M: tl.constexpr,
     CHUNKS: tl.constexpr,
 ):
-    """Indices of the `group`-th BLOCK_M rows among the labelled (or unlabelled) ones, -1 past the end, and how many there are."""
+    """Indices of the `group`-th BLOCK_M rows of one kind, -1 past the end; and the number of all of them."""
     rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
     if order_ptr is not None:
-        # Given beyond SCAN_LIMIT rows: unlabelled rows first, each kind in ascending order.
+        # Beyond SCAN_LIMIT rows the host sorts: unlabelled rows first, each kind in ascending order.
         unlabelled = tl.load(unlabelled_ptr)
         count = rows - unlabelled if LABELLED else unlabelled
         first = unlabelled if LABELLED else 0
         index = tl.load(order_ptr + first + rank, mask=rank < count, other=-1).to(tl.int32)
     else:
-        # Rows in chunks of 64. First the chunk that holds the wanted row, by the chunks' running totals; then its place in the chunk.
+        # Rows come in chunks of 64. The chunks' running totals tell which chunk holds the wanted row; a
+        # second scan finds its place in that chunk.
         lane = tl.arange(0, 64)
         chunk = tl.arange(0, CHUNKS)
         sizes = tl.sum(_wanted(mask_ptr, chunk[:, None] * 64 + lane[None, :], rows, LABELLED), 1)
@@ -95,10 +96,10 @@ def _store_energy_shares(partial_ptr, b_z, b_zs, rank, valid, rows, column_block
 
 @triton.jit
 def _arrive(counter_ptr, AMD: tl.constexpr):
-    """How many programs came before this one. All of a program's stores are visible to whoever counts it."""
+    """The number of programs that arrived earlier; their stores are visible to this one."""
     if AMD:
-        # One wave's release covers only its own stores there, and the barrier waits for LDS only (read in the assembly): so
-        # every wave first waits until its stores have arrived.
+        # On AMD a release by one wave covers only its own stores, and the barrier waits for LDS only (the
+        # assembly shows it). So every wave first waits until its stores have arrived.
         lane = tl.arange(0, 256)
         tl.inline_asm_elementwise(
             "s_waitcnt vmcnt(0)\nv_mov_b32 $0, $1", "=v,v", [lane], dtype=tl.int32, is_pure=False, pack=1
@@ -146,9 +147,8 @@ def coordinate_kernel(
 ):
     column_block = tl.program_id(0)
     group = tl.program_id(1)
-    column_blocks = tl.num_programs(
-        0
-    )  # not a constant: a loop to a known bound is unrolled, and costs registers
+    # Not a constant: Triton unrolls a loop with a known bound, which costs registers.
+    column_blocks = tl.num_programs(0)
     EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
     index, unlabelled = _group_of_rows(
         mask_ptr, order_ptr, unlabelled_ptr, rows, group, False, BLOCK_M, CHUNKS
@@ -279,9 +279,8 @@ def labelled_energy_kernel(
 ):
     column_block = tl.program_id(0)
     group = tl.program_id(1)
-    column_blocks = tl.num_programs(
-        0
-    )  # not a constant: a loop to a known bound is unrolled, and costs registers
+    # Not a constant: Triton unrolls a loop with a known bound, which costs registers.
+    column_blocks = tl.num_programs(0)
     EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
     index, labelled = _group_of_rows(mask_ptr, order_ptr, unlabelled_ptr, rows, group, True, BLOCK_M, CHUNKS)
     cols = column_block * BLOCK_N + tl.arange(0, BLOCK_N)

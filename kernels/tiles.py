@@ -1,7 +1,8 @@
-"""The launch table, as data: which tile the fused kernels use for an architecture, a number of rows, D and a dtype.
+"""The launch table, as data: which tile the fused kernels use for an architecture, a number of rows, D and a
+dtype.
 
-The entries are seeds from compile-without-GPU resources and a traffic model, not tuned on hardware. `pick` reads them;
-`coordinate(..., tile=Tile(...))` in `launch` takes any other tile.
+The entries are seeds from the resources of compiled kernels and a traffic model; none was tuned on hardware.
+`pick` reads them; `launch.coordinate(..., tile=Tile(...))` takes any tile.
 """
 
 from __future__ import annotations
@@ -24,7 +25,10 @@ class Tile(NamedTuple):
 
 @dataclass(frozen=True)
 class Entry:
-    """`tile(dtype)` serves up to `max_rows` rows and dimensions up to `max_dim` on one family of architectures; `dtype`: this one only."""
+    """`tile(dtype)` serves up to `max_rows` rows and D up to `max_dim` on one family of architectures.
+
+    `dtype` restricts the entry to features of that dtype.
+    """
 
     family: str
     max_rows: int
@@ -36,11 +40,12 @@ class Entry:
     dtype: torch.dtype | None = None
 
     def tile(self, dtype: torch.dtype) -> Tile:
-        # 128 bytes of a row per step of the inner loop in either width: one full cache line.
+        # A step of the inner loop reads 128 bytes of a row in either width: one full cache line.
         return Tile(self.block_m, self.block_n, 32 if dtype == torch.float32 else 64, self.warps, self.stages)
 
 
-# A family shares shared-memory size per SM, hence tiles: 164-228 KB (wide), 100 KB (narrow), 64 KB of LDS (cdna).
+# A family shares shared-memory size per SM, hence tiles: 164-228 KB (wide), 100 KB (narrow), 64 KB of LDS
+# (cdna).
 FAMILY = {
     "sm_80": "wide",
     "sm_90": "wide",
@@ -55,11 +60,12 @@ ANY = 1 << 31
 SCAN_LIMIT = (
     4096  # rows up to which every program finds its rows itself; beyond, an ordering is computed first
 )
-# Few rows: small blocks, because the number of programs, not their efficiency, limits the speed (256 rows of which half are
-# unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads all of S once.
-# The warps are those with which ptxas does not spill at the gate's D. With 4 it does in blocks of 64 x 64 up to SCAN_LIMIT rows (fp32 on
-# sm_90, bf16 on sm_86 and sm_120), in bf16 also beyond (sm_80) and in blocks of 32 x 64 (sm_86); with 8 in fp32 beyond (sm_100, sm_120)
-# and in blocks of 32 x 64 (sm_120).
+# Few rows: small blocks, because the number of programs, not their efficiency, limits the speed (256 rows of
+# which half are unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads
+# all of S once. The warps are those with which ptxas does not spill at the gate's D. 4 warps spill in blocks
+# of 64 x 64 up to SCAN_LIMIT rows (fp32 on sm_90, bf16 on sm_86 and sm_120), and in bf16 also beyond (sm_80)
+# and in blocks of 32 x 64 (sm_86). 8 warps spill in fp32 beyond SCAN_LIMIT (sm_100, sm_120) and in blocks of
+# 32 x 64 (sm_120).
 TABLE = (
     Entry("wide", 512, 384, 16, 32, 4, 4),
     Entry("wide", 512, 768, 16, 64, 4, 4),
@@ -78,8 +84,9 @@ TABLE = (
 )
 
 
-# What costs registers gets a small tile: D that the table's tiles do not divide (bounds checks), z_ref in another dtype than z (both
-# widths in flight) and tf32x3 (three products for one); half inputs widened to fp32 products.
+# Some calls need more registers and get a small tile: D that the table's tiles do not divide (bounds checks),
+# z_ref in a dtype that is not z's (both widths in flight), tf32x3 (three products for one), half inputs
+# widened to fp32 products.
 SMALL = Entry("any", ANY, ANY, 16, 32, 4, 3)
 WIDENED = Entry("any", ANY, ANY, 16, 32, 4, 4)
 
@@ -92,7 +99,8 @@ def pick(
     precision: str = "auto",
     z_ref_dtype: torch.dtype | None = None,
 ) -> Tile:
-    """The first entry of the architecture's family that covers the shape. An unknown architecture gets the tiles that ask for least.
+    """The first entry of the architecture's family that covers the shape. An unknown architecture gets the
+    tiles that ask for least.
 
     `dtype` is that of z, `z_ref_dtype` that of z_ref where there is one, `precision` as in `eagc_op`.
 

@@ -1,129 +1,121 @@
 """EAGC in plain torch: the CPU path, and the path of GPUs without Triton.
 
-On a CPU the time is in the matrix products, so the path does fewer of them than the formulas suggest, exactly:
-only unlabelled rows are multiplied; the quadratic form z S z^T takes the upper triangle of S (58 % of the products at D = 768);
-rows with tau = 0 skip g S. Measured in `bench/operator.py`. On a GPU a gather by mask would make the host wait for the
-device, so there the dense formulas of `reference` run as they stand.
+On a CPU the matrix products take the time, so the path computes fewer of them than the formulas suggest, with
+an equal result: it multiplies unlabelled rows only; z S z^T needs the upper triangle of S (58 % of the
+products at D = 768); rows with tau = 0 need no g S. `eagc bench operator` measures the gain. On a GPU,
+selecting rows by a mask would make the host wait for the device, so there the formulas run over all rows.
 """
 
 from __future__ import annotations
+
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor
 
 from . import formulas
 from .copies import as_dtype, derived
+from .records import Coordination, Inputs
 
 ROWS_AT_ONCE = (
     1024  # bounds the temporaries; larger blocks fall out of the cache and were 5 % slower at 4,096 rows
 )
-PANEL = (
-    128  # columns of the triangle at a time: wider wastes products, narrower makes them too small to be fast
-)
+# columns of the triangle at a time: wider panels waste products, narrower ones are too small to be fast
+PANEL = 128
 
 
-def coordinate(
-    g: Tensor,
-    z: Tensor,
-    z_ref: Tensor | None,
-    mask: Tensor,
-    matrix: Tensor,
-    energy_ref: Tensor,
-    *,
-    lambda_a: float,
-    lambda_p: float,
-    anchor: str,
-    tau: str,
-    scale: Tensor | None = None,
-    count: Tensor | None = None,
-    record: bool = True,
-) -> tuple[Tensor, Tensor | None, Tensor | None]:
-    """As `formulas.coordinate`, in fp32 (fp64 for fp64 inputs), the gradient in g's dtype; energy and tau of labelled rows are NaN.
-
-    Without `record` the CPU path does not collect energy and tau: None.
-    """
+def coordinate(g: Tensor, inputs: Inputs, settings: Coordination) -> Tensor:
+    """The gradient of `formulas.coordinate`, computed in fp32 (fp64 for fp64 inputs), in g's dtype."""
     if g.device.type != "cpu":
-        options = {
-            "lambda_a": lambda_a,
-            "lambda_p": lambda_p,
-            "anchor": anchor,
-            "tau": tau,
-            "scale": scale,
-            "count": count,
-        }
-        return dense(g, z, z_ref, mask, matrix, energy_ref, **options)
-    dtype = compute_dtype(z)
-    energy_mean = energy_ref.item()
-    wide = as_dtype(matrix, dtype)
+        return dense(g, inputs, settings)
+    dtype = _compute_dtype(inputs.z)
     out = g.to(dtype, copy=True, memory_format=torch.contiguous_format)
-    energy, weight = torch.full((2, g.shape[0]), torch.nan, dtype=dtype) if record else (None, None)
-    if z_ref is not None:
-        labelled = blocks(mask)
-        number = max(sum(rows.shape[0] for rows in labelled), 1) if count is None else count.item()
-        loss_scale = None if scale is None else scale.item()
-        step = formulas.anchor_scale(number, g.shape[1], lambda_a=lambda_a, anchor=anchor, scale=loss_scale)
+    if inputs.z_ref is not None:
+        labelled = _blocks(inputs.mask)
+        number = float(max(sum(rows.shape[0] for rows in labelled), 1))
+        number = number if inputs.labelled is None else inputs.labelled.item()
+        step = formulas.anchor_step(number, g.shape[1], settings)
+        step = step if inputs.scale is None else step * inputs.scale.item()
         for rows in labelled:
-            out.index_add_(0, rows, take(z, rows, dtype).sub_(take(z_ref, rows, dtype)), alpha=step)
-    for rows in blocks(~mask):
-        if tau == "uniform":
-            row_weight = torch.ones(rows.shape[0], dtype=dtype)
-        else:
-            row_energy = energy_ratio(take(z, rows, dtype), matrix)
-            row_weight = formulas.projection_weight(row_energy, energy_mean)
-            if energy is not None:
-                energy.index_copy_(0, rows, row_energy)
-        if weight is not None:
-            weight.index_copy_(0, rows, row_weight)
-        if lambda_p == 0:
-            continue
-        active = row_weight.nonzero().view(-1)  # NaN counts as non-zero: a non-finite row is not skipped
-        rows = rows.index_select(0, active)
-        weighted = take(g, rows, dtype).mul_(row_weight.index_select(0, active)[:, None])
-        out.index_add_(0, rows, weighted @ wide, alpha=-lambda_p)
-    return out.to(g.dtype), energy, weight
+            drift = _take(inputs.z, rows, dtype).sub_(_take(inputs.z_ref, rows, dtype))
+            out.index_add_(0, rows, drift, alpha=step)
+    if settings.lambda_p != 0:
+        matrix = as_dtype(inputs.matrix, dtype)
+        for rows, _, tau in _unlabelled_blocks(inputs, settings):
+            active = tau.nonzero().view(-1)  # NaN counts as non-zero: a non-finite row is not skipped
+            rows = rows.index_select(0, active)
+            weighted = _take(g, rows, dtype).mul_(tau.index_select(0, active)[:, None])
+            out.index_add_(0, rows, weighted @ matrix, alpha=-settings.lambda_p)
+    return out.to(g.dtype)
 
 
-def dense(
-    g: Tensor, z: Tensor, z_ref: Tensor | None, mask: Tensor, matrix: Tensor, energy_ref: Tensor, **options
-):
-    """The formulas over all rows, in the compute dtype: more products than needed, but the host never waits for the device."""
-    dtype = compute_dtype(z)
-    wide_ref = None if z_ref is None else z_ref.to(dtype)
-    wide = g.to(dtype), z.to(dtype), wide_ref, mask, matrix.to(dtype), energy_ref.to(dtype)
-    out, energy, weight = formulas.coordinate(*wide, **options)
-    return out.to(g.dtype), energy.masked_fill(mask, torch.nan), weight.masked_fill(mask, torch.nan)
+def energies(inputs: Inputs, settings: Coordination) -> tuple[Tensor, Tensor]:
+    """Energy ratio and tau of every row, (rows,) each, in fp32 or fp64; NaN on labelled rows."""
+    if inputs.z.device.type != "cpu":
+        return dense_energies(inputs, settings)
+    energy = torch.full(inputs.z.shape[:1], torch.nan, dtype=_compute_dtype(inputs.z))
+    tau = torch.full_like(energy, torch.nan)
+    for rows, row_energy, row_tau in _unlabelled_blocks(inputs, settings):
+        energy.index_copy_(0, rows, row_energy)
+        tau.index_copy_(0, rows, row_tau)
+    return energy, tau
 
 
-def labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
-    """As `formulas.labelled_energy`, in fp32 (fp64 for fp64 inputs)."""
+def labelled_energy(inputs: Inputs) -> Tensor:
+    """`formulas.labelled_energy` in fp32 (fp64 for fp64 inputs)."""
+    z, dtype = inputs.z, _compute_dtype(inputs.z)
     if z.device.type != "cpu":
-        return dense_labelled_energy(z, mask, matrix)
-    dtype = compute_dtype(z)
+        return dense_labelled_energy(inputs)
     total = count = 0.0
-    for rows in blocks(mask):
-        total += energy_ratio(take(z, rows, dtype), matrix).sum().item()
+    for rows in _blocks(inputs.mask):
+        total += energy_ratio(_take(z, rows, dtype), inputs.matrix).sum().item()
         count += rows.shape[0]
     return torch.tensor([total, count], dtype=dtype)
 
 
-def dense_labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
-    return formulas.labelled_energy(z.to(compute_dtype(z)), mask, matrix.to(compute_dtype(z)))
+def dense(g: Tensor, inputs: Inputs, settings: Coordination) -> Tensor:
+    """The formulas over all rows: more products than needed, but the host never waits for the device."""
+    dtype = _compute_dtype(inputs.z)
+    return formulas.coordinate(g.to(dtype), inputs.widened(dtype), settings).gradient.to(g.dtype)
+
+
+def dense_energies(inputs: Inputs, settings: Coordination) -> tuple[Tensor, Tensor]:
+    energy, tau = formulas.energy_and_tau(inputs.widened(_compute_dtype(inputs.z)), settings)
+    return energy.masked_fill(inputs.mask, torch.nan), tau.masked_fill(inputs.mask, torch.nan)
+
+
+def dense_labelled_energy(inputs: Inputs) -> Tensor:
+    wide = inputs.widened(_compute_dtype(inputs.z))
+    return formulas.labelled_energy(wide.z, wide.mask, wide.matrix)
+
+
+def _unlabelled_blocks(inputs: Inputs, settings: Coordination) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
+    """The unlabelled rows in blocks: their indices, energy ratios and taus."""
+    dtype, energy_ref = _compute_dtype(inputs.z), inputs.energy_ref.item()
+    for rows in _blocks(~inputs.mask):
+        if settings.tau == "uniform":
+            energy = torch.full((rows.shape[0],), torch.nan, dtype=dtype)
+            yield rows, energy, torch.ones_like(energy)
+        else:
+            energy = energy_ratio(_take(inputs.z, rows, dtype), inputs.matrix)
+            yield rows, energy, formulas.projection_weight(energy, energy_ref)
 
 
 def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:
     """`formulas.energy_ratio` for a symmetric matrix, from its upper triangle, in the dtype of z."""
     products = torch.empty_like(z)
-    panels = derived(matrix, ("panels", z.dtype), lambda matrix: upper_panels(matrix.to(z.dtype)))
+    panels = derived(matrix, ("panels", z.dtype), lambda matrix: _upper_panels(matrix.to(z.dtype)))
     for panel, columns in zip(panels, products.split(PANEL, 1)):
         torch.mm(z.narrow(1, 0, panel.shape[0]), panel, out=columns)
     total = torch.linalg.vector_norm(z, dim=1).square_()  # one pass; a vecdot would write the squares out
     return formulas.clamped_ratio(products.mul_(z).sum(1), total)
 
 
-def upper_panels(matrix: Tensor) -> list[Tensor]:
-    """Column panels of S down to the diagonal block, what lies above it doubled: it stands for its mirror image too.
+def _upper_panels(matrix: Tensor) -> list[Tensor]:
+    """Column panels of S down to the diagonal block; entries above that block are doubled to stand for their
+    mirror image.
 
-    A copy: doubling the columns of z instead, panel by panel, was measured and costs more than it saves.
+    Doubling the columns of z instead, panel by panel, saves this copy but was measured to cost more.
     """
     panels = []
     for start in range(0, matrix.shape[0], PANEL):
@@ -133,12 +125,12 @@ def upper_panels(matrix: Tensor) -> list[Tensor]:
     return panels
 
 
-def compute_dtype(z: Tensor) -> torch.dtype:
-    """Half types are computed in fp32, fp64 stays."""
+def _compute_dtype(z: Tensor) -> torch.dtype:
+    """Half inputs are computed in fp32; fp64 stays fp64."""
     return torch.float64 if z.dtype == torch.float64 else torch.float32
 
 
-def blocks(mask: Tensor) -> tuple[Tensor, ...]:
+def _blocks(mask: Tensor) -> tuple[Tensor, ...]:
     """The indices of the rows where mask is True, at most ROWS_AT_ONCE at a time; none for no rows."""
     rows = mask.nonzero().view(-1)
     return (
@@ -146,7 +138,7 @@ def blocks(mask: Tensor) -> tuple[Tensor, ...]:
     )
 
 
-def take(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
+def _take(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:
     """A fresh contiguous copy of some rows in the dtype of the computation."""
     taken = x.index_select(0, rows)
     return taken if taken.dtype == dtype else taken.to(dtype)

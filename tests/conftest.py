@@ -22,7 +22,7 @@ def pytest_collection_modifyitems(config, items):
         items[:] = kept
 
 
-@pytest.fixture(params=["triton"] if INTERPRETED else ["torch", "reference"])
+@pytest.fixture(params=["triton"] if INTERPRETED else ["torch", "fp64"])
 def impl(request) -> str:
     return request.param
 

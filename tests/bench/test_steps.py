@@ -15,7 +15,7 @@ from eagc_ops.bench.steps import (
     student_batch,
 )
 from eagc_ops.kernels import formulas
-from eagc_ops.kernels.torch_path import upper_panels
+from eagc_ops.kernels.torch_path import _upper_panels
 from eagc_ops.training.data import train_loader
 from eagc_ops.training.data.trunk_cache import CachedViews, PixelViews, trunk_cache
 
@@ -91,7 +91,7 @@ def test_memory_of_eagc_is_one_block_and_the_subspace(setting):
     vit = sum(p.nbytes for p in setting.vit.parameters())
     subspace = setting.subspace.matrix.nbytes
     triangle = sum(
-        panel.nbytes for panel in upper_panels(setting.subspace.matrix)
+        panel.nbytes for panel in _upper_panels(setting.subspace.matrix)
     )  # the copy the CPU path keeps
     assert (
         memory[OURS].parameters - memory[OURS_BASELINE].parameters == block + subspace + triangle + 4

@@ -18,7 +18,8 @@ from operator_cases import make_case
 from eagc_ops import EAGC, Subspace
 
 rank, world = int(sys.argv[1]), int(sys.argv[2])
-dist.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=world, timeout=datetime.timedelta(seconds=60))
+minute = datetime.timedelta(seconds=60)
+dist.init_process_group("gloo", init_method="file://{store}", rank=rank, world_size=world, timeout=minute)
 share = slice(rank * 12 // world, (rank + 1) * 12 // world)
 
 def batches():
@@ -35,7 +36,8 @@ class Model(nn.Module):
     def __init__(self, eagc):
         super().__init__()
         torch.manual_seed(0)
-        self.encoder, self.eagc, self.head = nn.Linear(8, 8, dtype=torch.float64), eagc, nn.Linear(8, 3, dtype=torch.float64)
+        self.encoder, self.head = (nn.Linear(8, n, dtype=torch.float64) for n in (8, 3))
+        self.eagc = eagc
 
     def forward(self, x, z_ref, mask):
         z, token = self.eagc(self.encoder(x), z_ref, mask, return_token=True)
@@ -46,7 +48,8 @@ for mode in ("fixed", "ema", "no group"):
     first = next(batches())[0]
     group = None if mode == "no group" else dist.group.WORLD
     momentum = 0.5 if mode == "ema" else None
-    eagc = EAGC(Subspace(first.matrix, first.energy_ref), lambda_a=20.0, energy_momentum=momentum, process_group=group)
+    settings = dict(lambda_a=20.0, energy_momentum=momentum, process_group=group)
+    eagc = EAGC(Subspace(first.matrix, first.energy_ref), **settings)
     model = Model(copy.deepcopy(eagc))  # a copy keeps its ranks
     run = nn.parallel.DistributedDataParallel(model, broadcast_buffers=True) if world > 1 else model
     # Two forwards, then one backward: DDP writes the buffers in place before the second forward.
@@ -68,7 +71,8 @@ if rank == 0:
             (dict(lambda_a=0.0), z_ref, True, momentum is None),
             (dict(), None, True, momentum is None),
         ):
-            eagc = EAGC(Subspace(case.matrix, case.energy_ref), energy_momentum=momentum, process_group=dist.group.WORLD, **options)
+            settings = dict(options, energy_momentum=momentum, process_group=dist.group.WORLD)
+            eagc = EAGC(Subspace(case.matrix, case.energy_ref), **settings)
             z = case.z.clone().requires_grad_(bool(options) or given is None or not grad)
             with torch.set_grad_enabled(grad):
                 h = eagc.train(training)(z, given, mask)
@@ -125,7 +129,9 @@ def test_a_subspace_fitted_by_two_ranks_equals_that_of_one(ranks):
 
 
 def test_one_rank_may_validate_alone(ranks):
-    """Without gradients, or where nothing is counted over ranks, a call meets nobody; and its values are those of one process."""
+    """Without gradients, or where nothing is counted over ranks, a call meets nobody; and its values are
+    those of one process.
+    """
     one, two = (result["alone"] for result in ranks)
     assert len(two) == 10
     for mine, expected in zip(two, one):

@@ -63,7 +63,9 @@ def perturbed(vit, grad_from_block):
 
 
 def frozen_copy(vit, grad_from_block):
-    """The oracle: a whole model with the protocol's freezing rule (block index >= grad_from_block), written out by itself."""
+    """The oracle: a whole model with the protocol's freezing rule (block index >= grad_from_block), written
+    out by itself.
+    """
     full = copy.deepcopy(vit)
     for name, parameter in full.named_parameters():
         parameter.requires_grad = name.startswith("blocks.") and int(name.split(".")[1]) >= grad_from_block
@@ -124,7 +126,8 @@ def test_gradients_equal_those_of_the_whole_model(variant, grad_from_block, cls_
         assert got.requires_grad == want.requires_grad, name
         assert (got.grad is None) == (want.grad is None), name
         if want.grad is not None:
-            # the true gradient of a key bias is 0 (softmax does not see it), so compare on the scale of all gradients
+            # the true gradient of a key bias is 0 (softmax does not see it), so compare on the scale of all
+            # gradients
             assert (got.grad - want.grad).abs().max() <= 1e-5 * want.grad.abs().max() + 1e-7 * largest, name
     assert all(p.grad is None for p in encoder.reference.parameters())
 
@@ -180,13 +183,16 @@ def test_unselected_rows_are_not_read():
     z[rows].sum().backward()
 
 
-@pytest.mark.parametrize(("rows", "error"), [
-    (torch.tensor([True, False, True, False, False, False]), "nonzero"),
-    (torch.tensor([0, 1], dtype=torch.int32), "int64"),
-    (torch.tensor([[0, 1]]), "shape"),
-    (torch.tensor([0, 6]), "two views"),
-    (torch.tensor([-1]), "two views"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("rows", "error"),
+    [
+        (torch.tensor([True, False, True, False, False, False]), "nonzero"),
+        (torch.tensor([0, 1], dtype=torch.int32), "int64"),
+        (torch.tensor([[0, 1]]), "shape"),
+        (torch.tensor([0, 6]), "two views"),
+        (torch.tensor([-1]), "two views"),
+    ],
+)
 def test_bad_rows_are_refused(rows, error):
     encoder = AnchoredEncoder(make_vit(), 3)
     encoder.set_reference()
@@ -195,7 +201,9 @@ def test_bad_rows_are_refused(rows, error):
 
 
 def saved_storages(function, smallest):
-    """(data_ptr, bytes) of every storage of at least `smallest` bytes that autograd keeps while `function` runs."""
+    """(data_ptr, bytes) of every storage of at least `smallest` bytes that autograd keeps while `function`
+    runs.
+    """
     kept = {}
 
     def pack(tensor):
@@ -210,7 +218,9 @@ def saved_storages(function, smallest):
 
 
 def test_token_tensor_of_the_norm_is_not_kept_for_backward():
-    """Of all (B, N, D) tensors only norm1's input and output are kept: no queries, keys or values, nothing of the final norm."""
+    """Of all (B, N, D) tensors only norm1's input and output are kept: no queries, keys or values, nothing of
+    the final norm.
+    """
     vit = make_vit()
     encoder = AnchoredEncoder(vit, 3)
     encoder.set_reference()
@@ -286,7 +296,9 @@ def test_tokens_stand_for_images():
 
 @pytest.mark.parametrize("variant", ["plain", "qk_norm", "dinov2_like"])
 def test_autocast_is_no_worse_than_the_whole_model(variant):
-    """Against fp64, the CLS-only block under bf16 autocast may err as much as the whole forward under the same autocast."""
+    """Against fp64, the CLS-only block under bf16 autocast may err as much as the whole forward under the
+    same autocast.
+    """
     vit = make_vit(**VARIANTS[variant])
     x = images()
     exact = copy.deepcopy(vit).double()(x.double())
@@ -362,12 +374,21 @@ def test_tail_state_travels():
     assert torch.equal(trained(images())[0], want)
 
 
-@pytest.mark.parametrize(("change", "error"), [
-    (lambda s: s.pop("blocks.3.mlp.fc1.bias"), "blocks.3.mlp.fc1.bias is missing"),
-    (lambda s: s.update({"blocks.2.norm1.weight": torch.zeros(D)}), "blocks.2.norm1.weight is not part of the tail"),
-    (lambda s: s.update({"blocks.3.norm1.weight": torch.zeros(D + 1)}), r"blocks.3.norm1.weight is \(torch.float32, \(49,\)\)"),
-    (lambda s: s.update({"blocks.3.norm1.weight": torch.zeros(D).double()}), "float64"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (lambda s: s.pop("blocks.3.mlp.fc1.bias"), "blocks.3.mlp.fc1.bias is missing"),
+        (
+            lambda s: s.update({"blocks.2.norm1.weight": torch.zeros(D)}),
+            "blocks.2.norm1.weight is not part of the tail",
+        ),
+        (
+            lambda s: s.update({"blocks.3.norm1.weight": torch.zeros(D + 1)}),
+            r"blocks.3.norm1.weight is \(torch.float32, \(49,\)\)",
+        ),
+        (lambda s: s.update({"blocks.3.norm1.weight": torch.zeros(D).double()}), "float64"),
+    ],
+)
 def test_tail_state_that_does_not_fit(change, error):
     encoder = AnchoredEncoder(make_vit(), 3)
     state = encoder.tail_state()
@@ -409,7 +430,7 @@ def set_value(name):
         with torch.no_grad():
             vit.get_parameter(name).flatten()[5] += 1e-6
 
-    return change  # fmt: skip
+    return change
 
 
 def wider_heads(vit):
@@ -417,14 +438,20 @@ def wider_heads(vit):
         block.attn.num_heads, block.attn.head_dim = 2, D // 2
 
 
-@pytest.mark.parametrize(("change", "error"), [
-    (set_value("blocks.2.attn.proj.weight"), "blocks.2.attn.proj.weight differs"),
-    (set_value("patch_embed.proj.weight"), "patch_embed.proj.weight differs"),
-    (set_value("norm.weight"), "norm.weight differs"),
-    (wider_heads, r"blocks.0.attn \(Attention\) differs"),
-    (lambda vit: setattr(vit.blocks[3].norm1, "eps", 1e-3), r"blocks.3.norm1 \(LayerNorm\) differs"),
-    (lambda vit: setattr(vit.blocks[1], "ls1", timm.layers.LayerScale(D)), "blocks.1.ls1.gamma is only in one"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "error"),
+    [
+        (set_value("blocks.2.attn.proj.weight"), "blocks.2.attn.proj.weight differs"),
+        (set_value("patch_embed.proj.weight"), "patch_embed.proj.weight differs"),
+        (set_value("norm.weight"), "norm.weight differs"),
+        (wider_heads, r"blocks.0.attn \(Attention\) differs"),
+        (lambda vit: setattr(vit.blocks[3].norm1, "eps", 1e-3), r"blocks.3.norm1 \(LayerNorm\) differs"),
+        (
+            lambda vit: setattr(vit.blocks[1], "ls1", timm.layers.LayerScale(D)),
+            "blocks.1.ls1.gamma is only in one",
+        ),
+    ],
+)
 def test_reference_with_another_trunk_is_refused(change, error):
     vit = make_vit()
     other = copy.deepcopy(vit)
@@ -465,21 +492,27 @@ def swap(path, make):
     def change(vit):
         vit.set_submodule(f"blocks.3.{path}", make(vit.blocks[3].get_submodule(path)))
 
-    return change  # fmt: skip
+    return change
 
 
-@pytest.mark.parametrize(("change", "part"), [
-    (swap("attn", lambda _: timm.layers.Attention(D, 4, gated=True)), "attn.*has a gate"),
-    (swap("attn", lambda _: timm.layers.AttentionRope(D, 4)), "attn.*AttentionRope"),
-    (swap("attn", lambda _: timm.layers.DiffAttention(D, 4)), "attn.*DiffAttention"),
-    (swap("attn.qkv", lambda old: torch.nn.utils.parametrizations.weight_norm(old)), "attn.qkv.*not a plain Linear"),
-    (swap("mlp", lambda _: TokenMixingMlp(D)), "mlp.*TokenMixingMlp.*mix tokens"),
-    (swap("mlp", lambda _: timm.layers.GlobalResponseNormMlp(D, use_conv=False)), "mlp.*mix tokens"),
-    (swap("norm1", lambda _: nn.GroupNorm(1, N)), "norm1.*GroupNorm"),
-    (swap("attn.k_norm", lambda _: nn.Softmax(-1)), "attn.k_norm.*Softmax"),
-    (swap("ls2", lambda _: nn.Tanh()), "ls2.*Tanh"),
-    (swap("", lambda _: None), "WideBlock"),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "part"),
+    [
+        (swap("attn", lambda _: timm.layers.Attention(D, 4, gated=True)), "attn.*has a gate"),
+        (swap("attn", lambda _: timm.layers.AttentionRope(D, 4)), "attn.*AttentionRope"),
+        (swap("attn", lambda _: timm.layers.DiffAttention(D, 4)), "attn.*DiffAttention"),
+        (
+            swap("attn.qkv", lambda old: torch.nn.utils.parametrizations.weight_norm(old)),
+            "attn.qkv.*not a plain Linear",
+        ),
+        (swap("mlp", lambda _: TokenMixingMlp(D)), "mlp.*TokenMixingMlp.*mix tokens"),
+        (swap("mlp", lambda _: timm.layers.GlobalResponseNormMlp(D, use_conv=False)), "mlp.*mix tokens"),
+        (swap("norm1", lambda _: nn.GroupNorm(1, N)), "norm1.*GroupNorm"),
+        (swap("attn.k_norm", lambda _: nn.Softmax(-1)), "attn.k_norm.*Softmax"),
+        (swap("ls2", lambda _: nn.Tanh()), "ls2.*Tanh"),
+        (swap("", lambda _: None), "WideBlock"),
+    ],
+)
 def test_foreign_parts_of_the_last_block_are_refused(change, part):
     if part == "WideBlock":
         vit = make_vit(block_fn=WideBlock)
@@ -490,10 +523,20 @@ def test_foreign_parts_of_the_last_block_are_refused(change, part):
         AnchoredEncoder(vit, 3)
 
 
-@pytest.mark.parametrize("kwargs", [
-    {"global_pool": "avg"}, {"global_pool": ""}, {"global_pool": "map", "class_token": False}, {"fc_norm": True},
-    {"drop_path_rate": 0.1}, {"proj_drop_rate": 0.1}, {"attn_drop_rate": 0.1}, {"pos_drop_rate": 0.1}, {"patch_drop_rate": 0.1},
-])  # fmt: skip
+@pytest.mark.parametrize(
+    "kwargs",
+    [
+        {"global_pool": "avg"},
+        {"global_pool": ""},
+        {"global_pool": "map", "class_token": False},
+        {"fc_norm": True},
+        {"drop_path_rate": 0.1},
+        {"proj_drop_rate": 0.1},
+        {"attn_drop_rate": 0.1},
+        {"pos_drop_rate": 0.1},
+        {"patch_drop_rate": 0.1},
+    ],
+)
 def test_vits_with_another_feature_or_with_noise_are_refused(kwargs):
     with pytest.raises(ValueError, match=r"global_pool='token'|drops at random"):
         AnchoredEncoder(make_vit(**kwargs), 3)
@@ -508,7 +551,9 @@ def test_other_vits_are_refused():
     vit.patch_embed.norm = nn.BatchNorm1d(16)
     with pytest.raises(ValueError, match=r"vit.patch_embed.norm \(BatchNorm1d\)"):
         AnchoredEncoder(vit, 3)
-    with pytest.raises(ValueError, match=r"grad_from_block=11: vit has blocks 0..3; 3 trains the last"):
+    with pytest.raises(
+        ValueError, match=r"grad_from_block must be one of the blocks 0..3 of vit, got 11; 3 trains the last"
+    ):
         AnchoredEncoder(make_vit())
 
 
@@ -523,7 +568,7 @@ def test_hooks_that_would_not_run_are_refused(path):
 
 
 def test_import_needs_no_timm():
-    """The operator's package must import where timm is not installed; the encoder then says what to install."""
+    """The package must import without timm; the encoder then says what to install."""
     program = (
         "import sys; sys.modules['timm'] = None\n"
         "from eagc_ops.encoder import AnchoredEncoder\n"

@@ -1,4 +1,6 @@
-"""The package as users meet it: wheel, missing dependencies, a clone that is not installed, the command line, the documentation."""
+"""The package as users meet it: wheel, missing dependencies, a clone that is not installed, the command line,
+the documentation.
+"""
 
 import os
 import re
@@ -70,7 +72,8 @@ except RuntimeError as error:
 
 def test_a_clone_that_is_not_installed_says_what_to_do(tmp_path):
     (tmp_path / "eagc_ops").symlink_to(ROOT / "eagc_ops")
-    code = "import sys; sys.meta_path = [f for f in sys.meta_path if 'editable' not in repr(f).lower()]; import eagc_ops"
+    finders = "[f for f in sys.meta_path if 'editable' not in repr(f).lower()]"
+    code = f"import sys; sys.meta_path = {finders}; import eagc_ops"
     ran = python("-c", code, cwd=tmp_path)
     assert ran.returncode != 0
     assert "found without its sub-packages" in ran.stderr and "pip install -e ." in ran.stderr

@@ -1,4 +1,6 @@
-"""The anchor has the loss's scale: GradScaler, accumulation, loss weights, through the token and through loss_scale, in fp64."""
+"""The anchor has the loss's scale: GradScaler, accumulation, loss weights, through the token and through
+loss_scale, in fp64.
+"""
 
 import pytest
 import torch
@@ -12,7 +14,9 @@ STEPS = 4
 
 
 class Loop:
-    """Encoder -> EAGC -> head; `grad(...)` is the encoder's gradient of the mean loss over STEPS micro-batches."""
+    """Encoder -> EAGC -> head; `grad(...)` is the encoder's gradient of the mean loss over STEPS
+    micro-batches.
+    """
 
     def __init__(self, way: str):
         self.way = way
@@ -34,7 +38,7 @@ class Loop:
         return (self.head(z) - target).square().mean()
 
     def grad(self, factor=1.0, as_tensor=False):
-        """Every micro-batch's loss is multiplied with `factor` before backward; the result is divided by it."""
+        """Multiply every micro-batch's loss by `factor` before backward, and divide the result by it."""
         self.encoder.zero_grad()
         scale = torch.tensor(factor, dtype=torch.float64) if as_tensor else factor
         for case in self.cases:
@@ -71,7 +75,9 @@ def test_without_a_scale_the_anchor_would_be_wrong():
 
 @pytest.mark.parametrize("way", ["token", "loss_scale"])
 def test_grad_scaler_and_autocast(way):
-    """The real objects: torch.amp.GradScaler around autocast; the gradient after unscale_ is the plain one, to bf16's precision."""
+    """The real objects: torch.amp.GradScaler around autocast; the gradient after unscale_ is the plain one,
+    to bf16's precision.
+    """
     torch.manual_seed(0)
     case = make_case(32, 12)
     encoder, head = nn.Linear(12, 12), nn.Linear(12, 5)
@@ -118,7 +124,9 @@ def test_a_token_that_reaches_no_loss_is_an_error():
 
 @pytest.mark.parametrize("reentrant", [True, False])
 def test_a_token_forgotten_under_activation_checkpointing_is_no_missing_anchor(reentrant):
-    """Reentrant, torch hands the token a zero: labelled rows are NaN. A token that was added, and a zero loss, are not taken for it."""
+    """Reentrant, torch hands the token a zero: labelled rows are NaN. A token that was added, and a zero
+    loss, are not taken for it.
+    """
     case = make_case()
     eagc = EAGC(Subspace(case.matrix, case.energy_ref), lambda_a=50.0)
 
@@ -154,6 +162,6 @@ def test_token_alone_carries_the_anchor():
     z = case.z.clone().requires_grad_()
     _, token = eagc_op(z, case.z_ref, case.mask, Subspace(case.matrix, case.energy_ref), return_token=True)
     (3 * token).backward()
-    expected = case.oracle(scale=torch.tensor(3.0, dtype=torch.float64))[0] - case.g.double()
+    expected = case.replace(scale=torch.tensor(3.0)).oracle().gradient - case.g.double()
     torch.testing.assert_close(z.grad[case.mask].double(), expected[case.mask], rtol=1e-6, atol=1e-8)
     assert (z.grad[~case.mask] == 0).all()

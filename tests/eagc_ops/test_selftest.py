@@ -1,4 +1,4 @@
-"""`eagc selftest`: passes here, and fails on a provider that is wrong in any way it looks for."""
+"""`eagc selftest`: passes here, and fails on an implementation that is wrong in any way it looks for."""
 
 import re
 
@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from eagc_ops import kernels, selftest
-from eagc_ops.kernels import torch_path
+from eagc_ops.kernels import Coordination, Inputs, torch_path
 
 CPU = torch.device("cpu")
 coordinate, labelled_energy = torch_path.coordinate, torch_path.labelled_energy
@@ -14,16 +14,16 @@ coordinate, labelled_energy = torch_path.coordinate, torch_path.labelled_energy
 
 @pytest.fixture
 def results(monkeypatch):
-    """Runs the self-test; the results of the torch path, those in doubt about labelled rows (one row, labelled or not) left out."""
+    """Runs the self-test; the results of the torch path, those in doubt about labelled rows (one row,
+    labelled or not) left out.
+    """
     monkeypatch.setattr(selftest, "SMALL_SHAPES", ((1, 1), (7, 33), (48, 64)))
 
     def run(function=coordinate, energy=labelled_energy):
         monkeypatch.setattr(torch_path, "coordinate", function)
         monkeypatch.setattr(torch_path, "labelled_energy", energy)
         found = [
-            r
-            for r in selftest.run(CPU, 2)
-            if r.provider == "torch" and not (r.rows == 1 and r.labelled == 0.5)
+            r for r in selftest.run(CPU, 2) if r.impl == "torch" and not (r.rows == 1 and r.labelled == 0.5)
         ]
         assert len({r.dtype for r in found}) == 4
         return found
@@ -31,23 +31,21 @@ def results(monkeypatch):
     return run
 
 
-def changed(**options):
-    """The torch path with some arguments replaced; z_ref among them."""
+def changed(**different):
+    """The torch path with some inputs or settings replaced."""
 
-    def wrong(g, z, z_ref, *rest, **given):
-        return coordinate(
-            g,
-            z,
-            options.get("z_ref", z_ref),
-            *rest,
-            **{**given, **{k: v for k, v in options.items() if k != "z_ref"}},
+    def wrong(g, inputs, settings):
+        inputs = inputs._replace(**{name: x for name, x in different.items() if name in Inputs._fields})
+        settings = settings._replace(
+            **{name: x for name, x in different.items() if name in Coordination._fields}
         )
+        return coordinate(g, inputs, settings)
 
     return wrong
 
 
-def no_energies(z, mask, matrix):
-    return labelled_energy(z, mask, matrix) * torch.tensor([0, 1])
+def no_energies(inputs):
+    return labelled_energy(inputs) * torch.tensor([0, 1])
 
 
 def anchored(r):
@@ -68,7 +66,7 @@ def projected(r):
         ({"function": changed(tau="uniform")}, lambda r: projected(r) and r.form != "uniform"),
         ({"function": changed(tau="energy")}, lambda r: r.form == "uniform"),
         ({"function": changed(scale=None)}, lambda r: r.form == "scaled"),
-        ({"function": changed(count=None)}, lambda r: r.form == "scaled"),
+        ({"function": changed(labelled=None)}, lambda r: r.form == "scaled"),
         ({"function": changed(anchor="mean")}, lambda r: r.form == "sum"),
         (
             {"function": changed(anchor="sum")},
@@ -90,7 +88,7 @@ def projected(r):
         "energies",
     ],
 )
-def test_a_wrong_provider_fails_in_every_case_it_affects_and_in_no_other(results, wrong, affected):
+def test_a_wrong_implementation_fails_in_every_case_it_affects_and_in_no_other(results, wrong, affected):
     found = results(**wrong)
     assert any(map(affected, found))
     for result in found:
@@ -108,18 +106,18 @@ def test_an_update_of_the_running_energy_reference_that_is_wrong_fails(results, 
 
 
 def test_bits_that_differ_fail(results):
-    def racy(*args, **options):
-        out, *rest = coordinate(*args, **options)
-        return out * (1 + 1e-7 * torch.rand((), dtype=torch.float64)).to(out.dtype), *rest
+    def racy(*args):
+        out = coordinate(*args)
+        return out * (1 + 1e-7 * torch.rand((), dtype=torch.float64)).to(out.dtype)
 
     assert all(r.verdict == "FAIL: bits differ" for r in results(racy) if r.dtype == torch.float64)
 
 
 def test_what_raises_is_a_failed_case_and_leaves_torch_as_it_was(results, capsys):
-    def broken(g, *args, **options):
+    def broken(g, *args):
         if g.dtype == torch.bfloat16:
             raise RuntimeError("out of resource: shared memory\nRequired: 300000")
-        return coordinate(g, *args, **options)
+        return coordinate(g, *args)
 
     for enabled in (False, True):
         torch.use_deterministic_algorithms(enabled, warn_only=enabled)
@@ -165,21 +163,23 @@ def test_the_triton_kernels_pass(capsys, monkeypatch):
 
 
 @pytest.mark.interpreter
-@pytest.mark.parametrize("dropped", ["z_ref", "scale", "count"])
+@pytest.mark.parametrize("dropped", ["z_ref", "scale", "labelled"])
 def test_a_wrong_triton_launch_fails(monkeypatch, dropped):
     from eagc_ops.kernels import launch
 
     right = launch.coordinate
 
-    def wrong(g, z, z_ref, *rest, **options):
-        options[dropped] = None
-        return right(g, z, options.pop("z_ref", z_ref), *rest, **options)
+    def wrong(g, inputs, *rest):
+        return right(g, inputs._replace(**{dropped: None}), *rest)
 
     monkeypatch.setattr(launch, "coordinate", wrong)
     forms = ("default", "scaled") if dropped == "z_ref" else ("scaled",)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for form in forms:
-            assert selftest.check("triton", "auto", form, dtype, 7, 33, 0.5, CPU, 1).verdict == "FAIL: error"
+            assert (
+                selftest.check(selftest.Case("triton", "auto", form, dtype, 7, 33, 0.5), CPU, 1).verdict
+                == "FAIL: error"
+            )
 
 
 @pytest.mark.parametrize("arguments", [["--device", "cuda:99"], ["--repeats", "0"], ["--fast"]])

@@ -165,17 +165,17 @@ def test_copies_pickles_moves_and_prints():
         (
             lambda: Subspace.conceptor(features(), aperture=0),
             ValueError,
-            "aperture=0 must be a positive number; the paper uses 2.0",
+            "aperture must be a positive number, got 0; the paper uses 2.0",
         ),
         (
             lambda: Subspace.conceptor(features(), aperture=float("inf")),
             ValueError,
-            "aperture=inf must be a positive number",
+            "aperture must be a positive number, got inf",
         ),
         (
             lambda: Subspace.conceptor(features(), aperture="2"),
             ValueError,
-            "aperture='2' must be a positive number; the paper uses 2.0",
+            "aperture must be a positive number, got '2'; the paper uses 2.0",
         ),
         (
             lambda: Subspace.conceptor(features()[0]),
@@ -205,37 +205,37 @@ def test_copies_pickles_moves_and_prints():
         (
             lambda: Subspace.conceptor([features(), features(dim=8)]),
             ValueError,
-            "dimension 8 after one of dimension 24: give .* one layer",
+            "a batch with D=8 after one with D=24: pass .* one layer",
         ),
         (
             lambda: Subspace.conceptor(features().log()),
             ValueError,
-            "features holds NaN or infinite values; drop those rows, or check",
+            "features must be finite, but hold NaN or infinite values: drop those rows, or check",
         ),
         (
             lambda: Subspace.conceptor(features(10).log()),
             ValueError,
-            "features holds NaN or infinite values; drop those rows, or check",
+            "features must be finite, but hold NaN or infinite values: drop those rows, or check",
         ),
         (
             lambda: Subspace.conceptor(features(), dtype=torch.float16),
             ValueError,
-            "dtype=torch.float16 must be torch.float64 or",
+            "dtype must be torch.float64 or torch.float32, got torch.float16",
         ),
         (
             lambda: Subspace.conceptor(features(10), dtype=torch.float16),
             ValueError,
-            "dtype=torch.float16 must be torch.float64 or",
+            "dtype must be torch.float64 or torch.float32, got torch.float16",
         ),
         (
             lambda: Subspace.pca(features(), k=25),
             ValueError,
-            "k=25 must be a whole number between 1 and D=24",
+            "k must be a whole number between 1 and D=24, got 25",
         ),
         (
             lambda: Subspace.pca(features(), k=2.5),
             ValueError,
-            "k=2.5 must be a whole number between 1 and D=24",
+            "k must be a whole number between 1 and D=24, got 2.5",
         ),
         (
             lambda: Subspace(torch.ones(2, 3), 0.5),
@@ -265,27 +265,27 @@ def test_copies_pickles_moves_and_prints():
         (
             lambda: Subspace(torch.eye(3), 0.0),
             ValueError,
-            r"energy_ref=0.0 must be one number in \(0, 1\]: the mean energy ratio",
+            r"energy_ref, the mean energy ratio .*, must be one number in \(0, 1\], got 0.0",
         ),
         (
             lambda: Subspace(torch.eye(3), "x"),
             ValueError,
-            r"energy_ref='x' must be one number in \(0, 1\]: the mean energy ratio",
+            r"energy_ref, the mean energy ratio .*, must be one number in \(0, 1\], got 'x'",
         ),
         (
             lambda: Subspace(torch.eye(3), torch.ones(2)),
             ValueError,
-            r"energy_ref=tensor\(\[1., 1.\]\) must be one number in \(0, 1\]",
+            r"energy_ref.* must be one number in \(0, 1\], got tensor\(\[1., 1.\]\)",
         ),
         (
             lambda: Subspace(torch.eye(3), 0.5).energy(torch.ones(2, 4)),
             ValueError,
-            r"z must be a floating tensor \(..., 3\).*got \(2, 4\) torch.float32: pass features of the layer it was fitted to",
+            r"z must be a floating tensor \(..., 3\), got \(2, 4\) torch.float32: pass features of",
         ),
         (
             lambda: Subspace(torch.eye(3), 0.5).energy(torch.ones(2, 3, device="meta")),
             ValueError,
-            r"z is on meta but the subspace on cpu: move it with subspace.to\(z.device\)",
+            r"z is on meta but the subspace is on cpu: move it with subspace.to\(z.device\)",
         ),
     ],
 )

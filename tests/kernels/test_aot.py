@@ -1,15 +1,17 @@
-"""Code generation for GPUs that are not there: a subset of the compile gate (all of it: `make gate`), and the gate itself."""
+"""Code generation for GPUs that are not there: a subset of the compile gate (all of it: `make gate`), and the
+gate itself.
+"""
 
 import pytest
 import torch
-from operator_cases import OPTIONS
+from operator_cases import SETTINGS
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
 from triton.compiler import make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from eagc_ops.kernels import aot, fused, launch
+from eagc_ops.kernels import Inputs, aot, fused, launch
 from eagc_ops.kernels.tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, chunks, pick
 
 
@@ -33,7 +35,9 @@ def test_the_report_shows_every_case(compiled):
 
 
 def identity(kernel, signature, constants, attributes, options, *, exact_dim=False):
-    """All that makes two compilations of a kernel the same; of D only whether the tile divides it, unless `exact_dim`."""
+    """All that makes two compilations of a kernel the same; of D only whether the tile divides it, unless
+    `exact_dim`.
+    """
     names = getattr(fused, f"{kernel}_kernel").arg_names
     constants = {names[position]: value for (position,), value in constants.items()}
     if not exact_dim:
@@ -64,12 +68,14 @@ def gated(arch):
 
 @pytest.fixture
 def launched(arch, monkeypatch):
-    """What Triton would compile for a launch on that GPU: `launch` with tensors that have shapes only, and Triton's own specialisation."""
+    """What Triton would compile for a launch on that GPU: `launch` with tensors that have shapes only, and
+    Triton's own specialisation.
+    """
     calls = []
 
     class Kernel:
         def __getitem__(self, grid):
-            return lambda *args, **constants: calls.append((args, constants))
+            return lambda **arguments: calls.append(arguments)
 
     monkeypatch.setattr(torch.version, "hip", "7.0" if arch.startswith("gfx") else None)
     monkeypatch.setattr(launch, "architecture", lambda device: arch)
@@ -86,16 +92,14 @@ def launched(arch, monkeypatch):
         z, z_ref = (empty(rows, max(dim, stride), of=of)[:, :dim] for of in (dtype, z_ref_dtype or dtype))
         mask, matrix, one = empty(rows, of=torch.bool), empty(dim, dim), empty()
         if kernel == "coordinate":
-            options = {**OPTIONS, "scale": one, "count": one if count else None, **options}
-            launch.coordinate(z, z, z_ref, mask, matrix, one, precision=precision, **options)
+            inputs = Inputs(z, z_ref, mask, matrix, one, scale=one, labelled=one if count else None)
+            launch.coordinate(z, inputs, SETTINGS._replace(**options), precision)
         else:
-            launch.labelled_energy(z, mask, matrix, one, momentum=0.9, update=True, precision=precision)
-        args, constants = calls.pop()
+            launch.labelled_energy(Inputs(z, None, mask, matrix, one), 0.9, precision, update=True)
+        arguments = calls.pop()
         function, backend = getattr(fused, f"{kernel}_kernel"), make_backend(aot.target(arch))
-        bound = create_function_from_signature(function.signature, function.params, backend)(
-            *args, **constants
-        )
-        options, *parts = function._pack_args(backend, constants, *bound)
+        bind = create_function_from_signature(function.signature, function.params, backend)
+        options, *parts = function._pack_args(backend, arguments, *bind(**arguments))
         return kernel, *parts, vars(options)
 
     return run
@@ -104,7 +108,9 @@ def launched(arch, monkeypatch):
 @pytest.mark.parametrize("kernel", aot.KERNELS)
 @pytest.mark.parametrize("dtype", aot.DTYPES.values(), ids=str)
 def test_the_gate_compiles_what_every_entry_launches(arch, gated, launched, kernel, dtype):
-    """At the most rows and the largest D of an entry; and below, at and above the rows the kernel looks through itself."""
+    """At the most rows and the largest D of an entry; and below, at and above the rows the kernel looks
+    through itself.
+    """
     entries = [entry for entry in TABLE if entry.family == FAMILY[arch]]
     shapes = {
         (min(entry.max_rows, 65536), min(entry.max_dim, largest))
@@ -167,7 +173,9 @@ def test_blocks_per_sm_follow_from_the_scarcest_resource():
 
 
 def test_blocks_per_cu_follow_from_the_scarcest_resource():
-    """gfx942: a block of 4 waves has one on each SIMD; a SIMD has 512 VGPRs and room for 8 waves, the CU 64 KB."""
+    """gfx942: a block of 4 waves has one on each SIMD; a SIMD has 512 VGPRs and room for 8 waves, the CU 64
+    KB.
+    """
     case = aot.Case("coordinate", "gfx942", "fp32", "auto", 256, 768, Tile(16, 64, 32, 4, 2))
     assert (
         aot.judge(case, 100, 0, 0, 1024, 0).blocks_per_sm == 4
@@ -209,7 +217,9 @@ def test_the_table_has_no_spills_where_registers_are_scarcest(shape):
 
 @pytest.mark.parametrize("far_rows", [False, True])
 def test_on_amd_every_wave_waits_for_its_stores_before_it_is_counted(far_rows):
-    """A release there covers one wave only; without the wait the last program could read shares that have not arrived."""
+    """A release there covers one wave only; without the wait the last program could read shares that have not
+    arrived.
+    """
     far = {
         case.far_rows: case
         for case in aot.cases()

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from operator_cases import assert_exercised, make_case
+from operator_cases import SETTINGS, assert_exercised, make_case
 
 from eagc_ops.kernels import formulas
 
@@ -32,7 +32,11 @@ def by_loops(case, lambda_a, lambda_p, anchor, tau, scale=1.0):
 def test_formulas_equal_explicit_loops(anchor, tau):
     case = make_case(rows=20, dim=7)
     assert_exercised(case)
-    out = case.oracle(anchor=anchor, tau=tau, scale=torch.tensor(3.0, dtype=torch.float64))[0]
+    out = (
+        case.replace(scale=torch.tensor(3.0))
+        .oracle(settings=SETTINGS._replace(anchor=anchor, tau=tau))
+        .gradient
+    )
     torch.testing.assert_close(out, by_loops(case, 0.7, 0.5, anchor, tau, scale=3.0), rtol=0, atol=1e-14)
 
 
@@ -62,6 +66,7 @@ def test_running_energy_reference_is_left_alone_by_a_batch_without_finite_labell
 def test_labelled_count_of_all_ranks_replaces_the_local_one():
     case = make_case(rows=12, dim=5)
     count = torch.tensor(float(case.mask.sum()) / 2, dtype=torch.float64)
-    anchor = case.oracle(lambda_p=0.0)[0] - case.g
-    doubled = case.oracle(lambda_p=0.0, count=count)[0] - case.g
+    alone = SETTINGS._replace(lambda_p=0.0)
+    anchor = case.oracle(settings=alone).gradient - case.g
+    doubled = case.replace(labelled=count).oracle(settings=alone).gradient - case.g
     torch.testing.assert_close(doubled[case.mask], 2 * anchor[case.mask], rtol=1e-12, atol=1e-15)

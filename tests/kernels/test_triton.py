@@ -1,13 +1,15 @@
-"""What is special to the Triton kernels: tiles, arrival order, compaction, the half copy of the matrix. Runs in Triton's interpreter."""
+"""What is special to the Triton kernels: tiles, arrival order, compaction, the half copy of the matrix. Runs
+in Triton's interpreter.
+"""
 
 import itertools
 import random
 
 import pytest
 import torch
-from operator_cases import OPTIONS, assert_close_to_oracle, assert_exercised, make_case
+from operator_cases import SETTINGS, assert_close_to_oracle, assert_exercised, make_case
 
-from eagc_ops.kernels import formulas
+from eagc_ops.kernels import Inputs, formulas
 from eagc_ops.kernels.tiles import SMALL as SMALL_ENTRY
 from eagc_ops.kernels.tiles import Tile, pick
 
@@ -28,7 +30,7 @@ def launch():
 @pytest.mark.parametrize("shape", [(5, 16), (40, 48), (90, 50)], ids=str)
 def test_many_blocks_in_both_directions(launch, tile, shape):
     case = make_case(*shape)
-    out, energy, _ = launch.coordinate(*case.inputs(), tile=tile, **OPTIONS)
+    out, energy, _ = launch.coordinate(case.g, case.inputs, SETTINGS, tile=tile)
     assert_close_to_oracle(out, case)
     torch.testing.assert_close(energy[~case.mask].double(), case.oracle()[1][~case.mask], rtol=0, atol=1e-6)
 
@@ -36,18 +38,18 @@ def test_many_blocks_in_both_directions(launch, tile, shape):
 def test_the_papers_size(launch):
     case = make_case(48, 768)
     assert_exercised(case)
-    assert_close_to_oracle(launch.coordinate(*case.inputs(), **OPTIONS)[0], case)
+    assert_close_to_oracle(launch.coordinate(case.g, case.inputs, SETTINGS)[0], case)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
 def test_high_precision_keeps_the_matrix_in_fp32(launch, dtype):
     case = make_case(40, 48, dtype=dtype)
-    _, energy, _ = launch.coordinate(*case.inputs(), precision="high", **OPTIONS)
+    _, energy, _ = launch.coordinate(case.g, case.inputs, SETTINGS, precision="high")
     unlabelled = ~case.mask
     torch.testing.assert_close(
         energy[unlabelled].double(), case.oracle(torch.float32)[1][unlabelled], rtol=0, atol=1e-6
     )
-    _, rounded, _ = launch.coordinate(*case.inputs(), **OPTIONS)
+    _, rounded, _ = launch.coordinate(case.g, case.inputs, SETTINGS)
     torch.testing.assert_close(
         rounded[unlabelled].double(), case.oracle(dtype)[1][unlabelled], rtol=0, atol=1e-6
     )
@@ -55,16 +57,19 @@ def test_high_precision_keeps_the_matrix_in_fp32(launch, dtype):
 
 
 def test_arrival_order_does_not_change_a_bit(launch, monkeypatch):
-    """The interpreter visits programs in grid order; here it visits them in random orders, so any of them can come last."""
+    """The interpreter visits programs in grid order; here it visits them in random orders, so any of them can
+    come last.
+    """
     from triton.runtime import interpreter
 
     case = make_case(70, 64)
-    z_only = (case.z, case.mask, case.matrix)
 
     def run():
         energy_ref = torch.tensor(0.3)
-        sums, used = launch.labelled_energy(*z_only, energy_ref, momentum=0.9, update=True, tile=SMALL)
-        return *launch.coordinate(*case.inputs(), tile=SMALL, **OPTIONS), sums, used, energy_ref
+        sums, used = launch.labelled_energy(
+            case.inputs._replace(energy_ref=energy_ref), 0.9, update=True, tile=SMALL
+        )
+        return *launch.coordinate(case.g, case.inputs, SETTINGS, tile=SMALL), sums, used, energy_ref
 
     plain = run()
     grid = (64 // 16, -(-70 // 16))
@@ -86,7 +91,9 @@ def test_arrival_order_does_not_change_a_bit(launch, monkeypatch):
 
 
 def test_the_floors_are_those_of_the_formulas(launch, monkeypatch):
-    """The kernels' two numbers are the reference's, and they are what the kernels compute with: other ones give other results."""
+    """The kernels' two numbers are the reference's, and they are what the kernels compute with: other ones
+    give other results.
+    """
     from eagc_ops.kernels import fused
 
     assert (fused.NORM_FLOOR.value, fused.ENERGY_FLOOR.value) == (formulas.NORM_FLOOR, formulas.ENERGY_FLOOR)
@@ -94,7 +101,7 @@ def test_the_floors_are_those_of_the_formulas(launch, monkeypatch):
     for name, value in (("NORM_FLOOR", 50.0), ("ENERGY_FLOOR", 0.5)):
         monkeypatch.setattr(fused, name, type(fused.NORM_FLOOR)(value))
         monkeypatch.setattr(formulas, name, value)
-        _, energy, weight = launch.coordinate(*case.inputs(), tile=SMALL, **OPTIONS)
+        _, energy, weight = launch.coordinate(case.g, case.inputs, SETTINGS, tile=SMALL)
         _, exact_energy, exact_weight = case.oracle()
         torch.testing.assert_close(energy.double(), exact_energy, rtol=0, atol=1e-6)
         torch.testing.assert_close(weight.double(), exact_weight, rtol=0, atol=1e-5)
@@ -102,21 +109,21 @@ def test_the_floors_are_those_of_the_formulas(launch, monkeypatch):
 
 def test_arrival_counters_are_left_at_zero(launch):
     case = make_case(70, 64)
-    launch.coordinate(*case.inputs(), tile=SMALL, **OPTIONS)
-    launch.labelled_energy(
-        case.z, case.mask, case.matrix, torch.tensor(0.3), momentum=0.9, update=True, tile=SMALL
-    )
+    launch.coordinate(case.g, case.inputs, SETTINGS, tile=SMALL)
+    launch.labelled_energy(case.inputs, 0.9, update=True, tile=SMALL)
     assert launch._counters and all((counters == 0).all() for counters in launch._counters.values())
 
 
 @pytest.mark.parametrize("rows", [63, 64, 65, 200, 1000])
 @pytest.mark.parametrize("labelled", [0.02, 0.5, 0.98])
 def test_compaction_finds_every_row(launch, rows, labelled):
-    """With S = I and tau uniform every unlabelled row becomes (1 - lambda_p) g, every labelled row stays: a missed row would show."""
+    """With S = I and tau uniform every unlabelled row becomes (1 - lambda_p) g, every labelled row stays: a
+    missed row would show.
+    """
     mask = torch.rand(rows, generator=torch.Generator().manual_seed(rows)) < labelled
     g = torch.randn(rows, 3)
-    options = {**OPTIONS, "tau": "uniform"}
-    out = launch.coordinate(g, g, None, mask, torch.eye(3), torch.tensor(0.5), tile=SMALL, **options)[0]
+    inputs = Inputs(g, None, mask, torch.eye(3), torch.tensor(0.5))
+    out = launch.coordinate(g, inputs, SETTINGS._replace(tau="uniform"), tile=SMALL).gradient
     torch.testing.assert_close(out, torch.where(mask[:, None], g, 0.5 * g), rtol=1e-6, atol=0)
 
 
@@ -124,10 +131,8 @@ def test_more_rows_than_the_kernel_looks_through_itself(launch):
     rows = 4099
     case = make_case(rows, 8)
     tile = Tile(64, 16, 16, 4, 1)
-    assert_close_to_oracle(launch.coordinate(*case.inputs(), tile=tile, **OPTIONS)[0], case)
-    sums, _ = launch.labelled_energy(
-        case.z, case.mask, case.matrix, torch.tensor(0.3), momentum=0.9, update=True, tile=tile
-    )
+    assert_close_to_oracle(launch.coordinate(case.g, case.inputs, SETTINGS, tile=tile)[0], case)
+    sums, _ = launch.labelled_energy(case.inputs, 0.9, update=True, tile=tile)
     torch.testing.assert_close(
         sums.double(),
         formulas.labelled_energy(case.z.double(), case.mask, case.matrix.double()),
@@ -137,7 +142,9 @@ def test_more_rows_than_the_kernel_looks_through_itself(launch):
 
 
 def test_addresses_beyond_32_bits(launch, monkeypatch):
-    """Four rows that lie 2^30 elements apart: from the third on, row times stride does not fit an int32. Only their pages exist."""
+    """Four rows that lie 2^30 elements apart: from the third on, row times stride does not fit an int32. Only
+    their pages exist.
+    """
     case = make_case(4, 16, dtype=torch.float16)
     mask = torch.tensor([True, False, True, False])
     monkeypatch.setattr(torch.utils.deterministic, "fill_uninitialized_memory", False)
@@ -145,13 +152,14 @@ def test_addresses_beyond_32_bits(launch, monkeypatch):
     rows = case.g, case.z, torch.randn(4, 16).half()
     far = [apart[:, i * 16 : i * 16 + 16].copy_(x) for i, x in enumerate(rows)]
     assert far[0].stride(0) * 3 > 2**31
-    near = launch.coordinate(*rows, mask, case.matrix, case.energy_ref, tile=SMALL, **OPTIONS)
-    for mine, expected in zip(
-        launch.coordinate(*far, mask, case.matrix, case.energy_ref, tile=SMALL, **OPTIONS), near
-    ):
+
+    def run(g, z, z_ref):
+        return launch.coordinate(g, case.inputs._replace(z=z, z_ref=z_ref, mask=mask), SETTINGS, tile=SMALL)
+
+    for mine, expected in zip(run(*far), run(*rows)):
         assert torch.equal(mine.nan_to_num(7.0), expected.nan_to_num(7.0))
     used = [
-        launch.labelled_energy(z, mask, case.matrix, torch.tensor(0.3), momentum=0.9, update=True)[1]
+        launch.labelled_energy(Inputs(z, None, mask, case.matrix, torch.tensor(0.3)), 0.9, update=True)[1]
         for z in (far[1], case.z)
     ]
     assert torch.equal(*used)
@@ -177,7 +185,7 @@ def test_a_launch_on_a_gpu_has_the_constants_it_was_compiled_with(
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(torch.version, "hip", hip)
     case = make_case(20, 32, dtype=dtype)
-    launch.coordinate(*case.inputs(), precision=precision, **OPTIONS)
+    launch.coordinate(case.g, case.inputs, SETTINGS, precision=precision)
     (found,) = calls
     tile = pick("interpreter", 20, 32, dtype, precision)
     assert (
@@ -192,13 +200,12 @@ def test_a_launch_on_a_gpu_has_the_constants_it_was_compiled_with(
     )
 
 
-def test_a_reference_of_another_dtype_gets_the_small_tile(launch, monkeypatch):
+def test_a_reference_of_a_different_dtype_gets_the_small_tile(launch, monkeypatch):
     calls = []
     monkeypatch.setattr(launch, "coordinate_kernel", _Spy(None, calls))
     case = make_case(3000, 64, dtype=torch.bfloat16)
-    g, z, z_ref, *rest = case.inputs()
-    launch.coordinate(g, z, z_ref, *rest, **OPTIONS)
-    launch.coordinate(g, z, z_ref.float(), *rest, **OPTIONS)
+    for z_ref in (case.z_ref, case.z_ref.float()):
+        launch.coordinate(case.g, case.inputs._replace(z_ref=z_ref), SETTINGS)
     assert [call["BLOCK_M"] for call in calls] == [64, SMALL_ENTRY.block_m]
 
 
@@ -214,21 +221,22 @@ def test_autotune_times_every_tile_of_the_table(launch):
 
 
 def test_warmup_launches_what_a_module_will(launch, monkeypatch):
-    """Both kernels, the module's anchor and tau, with and without z_ref (half and fp32), scale and count, on the module's own matrix."""
+    """Both kernels, the module's anchor and tau, with and without z_ref (half and fp32), scale and count, on
+    the module's own matrix.
+    """
     seen = {"coordinate": [], "labelled_energy": []}
     for name, calls in seen.items():
         kernel = getattr(launch, f"{name}_kernel")
         monkeypatch.setattr(launch, f"{name}_kernel", _Spy(kernel, calls))
     matrix = torch.eye(16) * 0.5
-    launch.warmup(20, torch.bfloat16, matrix, anchor="sum", tau="uniform")
-    given = [c["arguments"] for c in seen["coordinate"]]
+    launch.warmup(20, torch.bfloat16, matrix, SETTINGS._replace(anchor="sum", tau="uniform"))
+    calls = [(c["z_ref_ptr"], c["scale_ptr"], c["count_ptr"]) for c in seen["coordinate"]]
     forms = {
-        (a[2] if a[2] is None else a[2].dtype, a[8] is None, a[9] is None) for a in given
-    }  # z_ref, scale, count
-    assert (
-        forms == set(itertools.product((None, torch.bfloat16, torch.float32), (True, False), (True, False)))
-        and len(given) == 12
-    )
+        (z_ref if z_ref is None else z_ref.dtype, scale is None, count is None)
+        for z_ref, scale, count in calls
+    }
+    dtypes = (None, torch.bfloat16, torch.float32)
+    assert forms == set(itertools.product(dtypes, (True, False), (True, False))) and len(calls) == 12
     assert {c["MEAN"] for c in seen["coordinate"]} == {False}
     assert {c["UNIFORM"] for c in seen["coordinate"]} == {True}
     assert {c["UPDATE"] for c in seen["labelled_energy"]} == {True, False}
@@ -236,14 +244,14 @@ def test_warmup_launches_what_a_module_will(launch, monkeypatch):
 
 
 class _Spy:
-    """Notes arguments and constants of a kernel's launches, and launches it unless it is None."""
+    """Notes the arguments of a kernel's launches, and launches it unless it is None."""
 
     def __init__(self, kernel, calls):
         self.kernel, self.calls = kernel, calls
 
     def __getitem__(self, grid):
-        def launch(*args, **constants):
-            self.calls.append({**constants, "arguments": args})
-            return self.kernel[grid](*args, **constants) if self.kernel else None
+        def launch(**arguments):
+            self.calls.append(arguments)
+            return self.kernel[grid](**arguments) if self.kernel else None
 
         return launch

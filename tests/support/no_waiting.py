@@ -3,7 +3,7 @@
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagc_ops.op import EAGERLY
+from eagc_ops.library import BODIES
 
 READS = (
     "item",
@@ -16,18 +16,20 @@ READS = (
 
 
 class NoWaiting(TorchDispatchMode):
-    """Raises on what would make the host wait for a GPU: reading a value, or an output whose size depends on values.
+    """Raises on what would make the host wait for a GPU: reading a value, or an output whose size depends on
+    values.
 
-    The CPU path of the operator does both. A GPU's path runs on tensors of the meta device, without a GPU and without values.
+    The CPU path of the operator does both. A GPU's path runs on tensors of the meta device, without a GPU and
+    without values.
     """
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if (
-            func in EAGERLY
-        ):  # torch switches a mode off inside an opaque op: run its body under the mode instead
-            with self:
-                return EAGERLY[func](*args, **(kwargs or {}))
         name = func.overloadpacket.__name__
+        if (
+            func.namespace == "eagc"
+        ):  # torch switches a mode off inside an opaque op: run its body under the mode
+            with self:
+                return BODIES[name](*args, **(kwargs or {}))
         # fresh.item() of a CPU constant made on the host would be fine on a GPU too; nothing here needs it
         assert name not in READS, f"{name} waits for the device"
         if name in ("index", "index_put", "index_put_"):

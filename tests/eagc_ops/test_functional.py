@@ -1,15 +1,15 @@
-"""`eagc_op`: what the mathematics promises, property by property. In the interpreter run the provider is Triton."""
+"""`eagc_op`: what the mathematics promises, property by property. The interpreter run takes Triton."""
 
 import warnings
 
 import pytest
 import torch
-from operator_cases import OPTIONS, assert_close_to_oracle, assert_exercised, make_case
+from operator_cases import SETTINGS, assert_close_to_oracle, assert_exercised, make_case
 from torch.utils._pytree import tree_leaves
 
-import eagc_ops.op
-from eagc_ops import EAGC, Subspace, eagc_op
-from eagc_ops.op import apply
+import eagc_ops.functional
+from eagc_ops import EAGC, Subspace, autograd, eagc_op
+from eagc_ops.kernels import Execution
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
@@ -39,10 +39,10 @@ def test_backward_is_the_formula(impl):
 
 
 def test_three_positional_arguments_work_and_warn_once(impl, monkeypatch):
-    monkeypatch.setattr(eagc_ops.op, "_warned", False)
+    monkeypatch.setattr(eagc_ops.functional, "_warned", False)
     case = make_case(60, 16)
     z = case.z.clone().requires_grad_()
-    with pytest.warns(UserWarning, match="without a subspace"):
+    with pytest.warns(UserWarning, match="estimates the subspace from the labelled rows"):
         out = eagc_op(z, case.z_ref, case.mask)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -101,7 +101,7 @@ def test_projection_is_linear_in_the_gradient(impl):
 
 
 def test_projection_shortens_the_gradient_inside_the_subspace_only(impl):
-    """With S a projection and tau uniform, lambda_p = 1 removes the part inside and keeps the part outside."""
+    """With a projection S and uniform tau, lambda_p = 1 removes the part inside and keeps the rest."""
     case = make_case(30, 16, labelled=0.0)
     basis = torch.linalg.qr(
         torch.randn(16, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
@@ -126,7 +126,9 @@ def test_rows_are_independent_and_permute(impl):
 
 @pytest.mark.parametrize("anchor", ["mean", "sum"])
 def test_anchor_is_the_gradient_of_the_proximal_loss(impl, anchor):
-    """lambda_a / 2 times the mean (or sum) of squared distances over labelled rows: appendix C.2 of the paper."""
+    """lambda_a / 2 times the mean (or sum) of squared distances over labelled rows: appendix C.2 of the
+    paper.
+    """
     case = make_case(40, 24)
     z = case.z.double().requires_grad_()
     distance = (z - case.z_ref.double())[case.mask].square()
@@ -168,8 +170,7 @@ def test_energy_ref_may_be_given(impl):
     low = case.energy_ref / 2
     for value in (low, low.item()):
         out = gradient(case, impl, energy_ref=value)
-        exact = type(case)(*case.inputs()[:5], low)
-        assert_close_to_oracle(out, exact)
+        assert_close_to_oracle(out, case.replace(energy_ref=low))
 
 
 def test_zero_gradient_of_a_sum_is_not_lost(impl):
@@ -198,7 +199,9 @@ def test_two_backward_passes_add_the_anchor_twice():
 
 @pytest.mark.parametrize("way", ["function", "fixed", "running", "token", "loss_scale", "count"])
 def test_memory_kept_for_backward_is_the_inputs(way):
-    """z, z_ref, mask and the matrix, each by reference, and the numbers of the call: no copy, no energy of a row, no product."""
+    """z, z_ref, mask and the matrix, each by reference, and the numbers of the call: no copy, no energy of a
+    row, no product.
+    """
     case = make_case()
     z, subspace = case.z.clone().requires_grad_(), subspace_of(case)
     module, inputs = (
@@ -210,16 +213,8 @@ def test_memory_kept_for_backward_is_the_inputs(way):
         "function": lambda: eagc_op(*inputs, subspace),
         "token": lambda: module(*inputs, return_token=True)[0],
         "loss_scale": lambda: module(*inputs, loss_scale=torch.tensor(2.0)),
-        "count": lambda: apply(
-            *inputs,
-            matrix,
-            case.energy_ref,
-            torch.tensor(3.0),
-            None,
-            False,
-            **OPTIONS,
-            impl="auto",
-            precision="auto",
+        "count": lambda: autograd.coordinate(
+            case.inputs._replace(z=z, matrix=matrix, labelled=torch.tensor(3.0)), SETTINGS, Execution()
         ),
     }
     kept = []
@@ -259,33 +254,37 @@ class TestErrors:
             (
                 {"mask": lambda c: c.mask[:20]},
                 ValueError,
-                r"mask has shape \(20,\), z has rows \(40,\).*half the rows.*mask.repeat\(2\)",
+                r"mask has shape \(20,\) but z has rows \(40,\).*half the rows.*mask.repeat\(2\)",
             ),
             (
                 {"mask": lambda c: c.mask[:7]},
                 ValueError,
-                r"mask has shape \(7,\), z has rows \(40,\): pass one value for each row of z$",
+                r"mask has shape \(7,\) but z has rows \(40,\): pass one value for each row of z$",
             ),
             (
                 {"mask": lambda c: c.mask[:, None]},
                 ValueError,
                 r"mask has shape \(40, 1\).*pass one value for each row of z",
             ),
-            ({"mask": lambda c: c.mask.long()}, TypeError, r"mask is torch.int64.*mask.bool\(\)"),
+            (
+                {"mask": lambda c: c.mask.long()},
+                TypeError,
+                r"mask must be torch.bool .*, got torch.int64: pass mask.bool\(\)",
+            ),
             (
                 {"mask": lambda c: c.mask.tolist()},
                 TypeError,
-                "mask must be a tensor, got list: make it one with torch.as_tensor",
+                "mask must be a tensor, got list; torch.as_tensor makes one",
             ),
             (
                 {"z_ref": lambda c: c.z_ref[:1]},
                 ValueError,
-                r"z_ref has shape \(1, 24\), z has \(40, 24\): they must be equal",
+                r"z_ref has shape \(1, 24\) but z has \(40, 24\): the shapes must be equal",
             ),
             (
                 {"z_ref": lambda c: c.mask[:, None].expand(40, 24)},
                 TypeError,
-                r"z_ref is torch.bool.*pass the reference model's features",
+                r"z_ref must be floating, got torch.bool: pass the reference model's features",
             ),
             (
                 {"z_ref": lambda c: c.z.clone().requires_grad_()},
@@ -305,13 +304,13 @@ class TestErrors:
             (
                 {"z": lambda c: c.z[:, :0]},
                 ValueError,
-                r"z has shape \(40, 0\), D=0: pass features \(..., D\) with D >= 1",
+                r"z has shape \(40, 0\), so D=0: pass features \(..., D\) with D >= 1",
             ),
-            ({"z": lambda c: None}, TypeError, "z must be a tensor, got NoneType: make it one"),
+            ({"z": lambda c: None}, TypeError, "z must be a tensor, got NoneType; torch.as_tensor makes one"),
             (
                 {"z_ref": lambda c: c.z_ref.to("meta")},
                 ValueError,
-                r"z_ref is on meta but z on cpu: move it with z_ref.to\(z.device\)",
+                r"z_ref is on meta but z is on cpu: move it with z_ref.to\(z.device\)",
             ),
             (
                 {"subspace": lambda c: Subspace(torch.eye(8), 0.5)},
@@ -321,23 +320,35 @@ class TestErrors:
             (
                 {"subspace": lambda c: c.matrix},
                 TypeError,
-                r"subspace must be a Subspace, got Tensor; Subspace\(matrix, energy_ref\)",
+                r"subspace must be a Subspace, got Tensor; .*Subspace\(matrix, energy_ref\)",
             ),
             (
                 {"subspace": lambda c: None, "z_ref": lambda c: None},
                 ValueError,
-                r"subspace and z_ref are both None: give Subspace.conceptor\(labelled_features\), or z_ref",
+                r"subspace and z_ref are both None: pass Subspace.conceptor\(labelled_features\), or z_ref",
             ),
-            ({"lambda_a": lambda c: -1.0}, ValueError, "lambda_a=-1.0 must be a finite number >= 0"),
-            ({"lambda_p": lambda c: float("nan")}, ValueError, "lambda_p=nan must be a finite number >= 0"),
-            ({"anchor": lambda c: "max"}, ValueError, r"anchor='max' is none of \('mean', 'sum'\)"),
-            ({"tau": lambda c: "hard"}, ValueError, r"tau='hard' is none of \('energy', 'uniform'\)"),
+            ({"lambda_a": lambda c: -1.0}, ValueError, "lambda_a must be a finite number >= 0, got -1.0"),
+            (
+                {"lambda_p": lambda c: float("nan")},
+                ValueError,
+                "lambda_p must be a finite number >= 0, got nan",
+            ),
+            ({"anchor": lambda c: "max"}, ValueError, r"anchor must be one of \('mean', 'sum'\), got 'max'"),
+            (
+                {"tau": lambda c: "hard"},
+                ValueError,
+                r"tau must be one of \('energy', 'uniform'\), got 'hard'",
+            ),
             (
                 {"impl": lambda c: "cuda"},
                 ValueError,
-                r"impl='cuda' is none of \('auto', 'triton', 'torch', 'reference'\)",
+                r"impl must be one of \('auto', 'triton', 'torch', 'fp64'\), got 'cuda'",
             ),
-            ({"precision": lambda c: "fast"}, ValueError, r"precision='fast' is none of \('auto', 'high'"),
+            (
+                {"precision": lambda c: "fast"},
+                ValueError,
+                r"precision must be one of \('auto', 'high'.*, got 'fast'",
+            ),
             (
                 {"energy_ref": lambda c: torch.ones(2)},
                 ValueError,
@@ -351,10 +362,18 @@ class TestErrors:
             (
                 {"loss_scale": lambda c: float("nan")},
                 ValueError,
-                "loss_scale=nan must be a finite number >= 0",
+                "loss_scale must be a finite number >= 0 .*, got nan",
             ),
-            ({"loss_scale": lambda c: "x"}, ValueError, "loss_scale='x' must be a finite number >= 0"),
-            ({"energy_ref": lambda c: -3.0}, ValueError, "energy_ref=-3.0 must be a finite number >= 0"),
+            (
+                {"loss_scale": lambda c: "x"},
+                ValueError,
+                "loss_scale must be a finite number >= 0 .*, got 'x'",
+            ),
+            (
+                {"energy_ref": lambda c: -3.0},
+                ValueError,
+                "energy_ref must be a finite number >= 0 .*, got -3.0",
+            ),
             (
                 {"loss_scale": lambda c: 2.0, "return_token": lambda c: True},
                 ValueError,
@@ -407,7 +426,7 @@ class TestErrors:
         try:
             case = make_case()
             z = DTensor.from_local(case.z, init_device_mesh("cpu", (1,)))
-            with pytest.raises(TypeError, match=r"z is a DTensor.*to_local"):
+            with pytest.raises(TypeError, match=r"z must be a plain tensor, got a DTensor.*to_local"):
                 eagc_op(z, case.z_ref, case.mask, subspace_of(case))
         finally:
             dist.destroy_process_group()
@@ -415,4 +434,4 @@ class TestErrors:
 
 def test_defaults_are_the_papers():
     case = make_case()
-    assert torch.equal(gradient(case), gradient(case, **OPTIONS))
+    assert torch.equal(gradient(case), gradient(case, **SETTINGS._asdict()))

@@ -1,0 +1,115 @@
+"""`eagc_op`: the operator as a function."""
+
+from __future__ import annotations
+
+import warnings
+
+import torch
+from torch import Tensor
+
+from eagc_ops import validation
+from eagc_ops.autograd import coordinate
+from eagc_ops.kernels import Anchor, Coordination, Implementation, Inputs, Precision, Tau
+from eagc_ops.subspace import Subspace, estimate_from_batch
+
+
+def eagc_op(
+    z: Tensor,
+    z_ref: Tensor | None,
+    mask: Tensor,
+    subspace: Subspace | None = None,
+    *,
+    lambda_a: float = 0.7,
+    lambda_p: float = 0.5,
+    energy_ref: Tensor | float | None = None,
+    anchor: Anchor = "mean",
+    tau: Tau = "energy",
+    loss_scale: Tensor | float | None = None,
+    return_token: bool = False,
+    impl: Implementation = "auto",
+    precision: Precision = "auto",
+) -> Tensor | tuple[Tensor, Tensor]:
+    """Return z unchanged; in backward, anchor labelled rows to z_ref and project unlabelled rows out of the
+    subspace.
+
+    Args:
+        z: (..., D) floating; all leading dimensions count as rows.
+        z_ref: the features of the frozen reference model, of z's shape, any floating dtype, without gradient.
+            Unlabelled rows are never read. None: no anchor.
+        mask: (...) bool, True = labelled. With two views per image it has a value for each view.
+        subspace: the known-class subspace. None: it is estimated from the labelled rows of z_ref in this
+            batch, with a warning the first time.
+        lambda_a: the strength of the anchor.
+        lambda_p: the strength of the projection.
+        energy_ref: the mean energy ratio of labelled features, a number or a 0-d tensor. None: the subspace's
+            own.
+        anchor: "mean" divides the anchor by (labelled rows x D), as the released code does; "sum" is the
+            paper's formula as printed.
+        tau: "energy", or "uniform" for tau = 1 on unlabelled rows (the paper's ablation).
+        loss_scale: the factor by which the loss is multiplied before backward (GradScaler, 1 / accumulation
+            steps), a number or a 0-d tensor on z's device. The anchor is not linear in the gradient, so it
+            must be scaled like the loss.
+        return_token: return (z, token) instead. The token is 0; added to the loss, it brings the loss's scale
+            to the anchor.
+        impl: "auto", "triton", "torch" or "fp64"; raises if the choice cannot be honoured.
+        precision: of the Triton kernel. "auto": fp32 inputs in IEEE fp32, half inputs with half products and
+            fp32 sums; "high": half inputs multiplied in fp32; "tf32x3" and "tf32": fp32 inputs on NVIDIA's
+            tensor cores.
+
+    The output is a view of z: an in-place operation on it raises torch's view error.
+
+    Example:
+        >>> z = torch.randn(4, 8, requires_grad=True)
+        >>> z_ref, mask = torch.randn(4, 8), torch.tensor([True, True, False, False])
+        >>> subspace = Subspace.conceptor(torch.randn(100, 8))
+        >>> out = eagc_op(z, z_ref, mask, subspace, lambda_p=0.0)
+        >>> out.sum().backward()
+        >>> torch.allclose(z.grad[:2], 1 + 0.7 / (2 * 8) * (z - z_ref)[:2])  # the mean of 2 x 8 entries
+        True
+        >>> torch.equal(z.grad[2:], torch.ones(2, 8))
+        True
+    """
+    settings = Coordination(lambda_a, lambda_p, anchor, tau)
+    execution = validation.checked_execution(impl, precision)
+    validation.check_settings(settings)
+    validation.check_tensors(z, z_ref, mask)
+    if subspace is not None:
+        validation.check_subspace(subspace)
+        matrix, own_energy_ref = subspace.matrix, subspace.energy_ref
+    elif z_ref is not None:
+        _warn_about_the_batch_subspace()
+        matrix, own_energy_ref = estimate_from_batch(z_ref.reshape(-1, z_ref.shape[-1]), mask.reshape(-1))
+    else:
+        raise ValueError(
+            "subspace and z_ref are both None: pass Subspace.conceptor(labelled_features), or z_ref to "
+            "estimate one from"
+        )
+    validation.check_call(z, matrix, execution, loss_scale, return_token)
+    if energy_ref is None:
+        energy_ref = own_energy_ref
+    else:
+        validation.check_scalar("energy_ref", energy_ref, z)
+        # A copy: backward uses the value of this forward, even if the tensor changes in between.
+        if isinstance(energy_ref, Tensor):
+            energy_ref = energy_ref.detach().clone()
+        else:
+            energy_ref = torch.full((), energy_ref, dtype=torch.float32, device=z.device)
+    inputs = Inputs(z, z_ref, mask, matrix, energy_ref)
+    return coordinate(inputs, settings, execution, loss_scale, return_token)
+
+
+_warned = False
+
+
+def _warn_about_the_batch_subspace() -> None:
+    global _warned
+    if not _warned:
+        _warned = True
+        warnings.warn(
+            "eagc_op estimates the subspace from the labelled rows of this batch because none was given. One "
+            "fitted to "
+            "the whole labelled set, Subspace.conceptor(labelled_features), spares unlabelled rows of known "
+            "classes far "
+            "better.",
+            stacklevel=3,
+        )

@@ -1,0 +1,165 @@
+"""The opaque ops `eagc::coordinate`, `eagc::observe` and `eagc::energies`: schemas, fakes, bodies and
+dispatch.
+
+torch.library schemas are flat lists, so this is the one file in which the records are packed and unpacked. An
+opaque op is launched eagerly, also from a compiled graph; a call that nothing traces or intercepts runs the
+body directly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from eagc_ops import kernels
+from eagc_ops.kernels import Coordination, Execution, Inputs, formulas
+
+
+class Observation(NamedTuple):
+    """What forward learns of a batch."""
+
+    energy_ref: Tensor  # (), the value to use for this batch, a fresh tensor
+    # (), number of labelled rows, averaged over the ranks; None without a process group
+    labelled: Tensor | None
+
+
+def coordinate(g: Tensor, inputs: Inputs, settings: Coordination, execution: Execution) -> Tensor:
+    """The coordinated gradient of g (rows, D), contiguous, in g's dtype."""
+    if _is_intercepted(g):
+        out: Tensor = coordinate_op(g, *inputs, *settings, *execution)
+        return out
+    return kernels.coordinate(g, inputs, settings, execution)
+
+
+def observe(
+    inputs: Inputs, execution: Execution, momentum: float | None, process_group: dist.ProcessGroup | None
+) -> Observation:
+    """The forward-time work of a running Ebar and of a mean over ranks.
+
+    `momentum` None leaves `inputs.energy_ref` unchanged; a number updates it in place from the labelled rows.
+    """
+    group = "" if process_group is None else process_group.group_name
+    run = observe_op if _is_intercepted(inputs.z) else _observe
+    used, labelled = run(inputs.z, inputs.mask, inputs.matrix, inputs.energy_ref, momentum, group, *execution)
+    return Observation(used, labelled if group else None)
+
+
+def energies(inputs: Inputs, settings: Coordination, execution: Execution) -> tuple[Tensor, Tensor]:
+    """Energy ratio and tau of every row, (rows,) fp32 each, NaN on labelled rows."""
+    run = energies_op if _is_intercepted(inputs.z) else _energies
+    out: tuple[Tensor, Tensor] = run(
+        inputs.z, inputs.mask, inputs.matrix, inputs.energy_ref, settings.tau, *execution
+    )
+    return out
+
+
+# Library.define and Library.impl instead of @custom_op: the same opaque op with five Python frames fewer at
+# every call.
+_library = torch.library.Library("eagc", "DEF")
+_library.define(
+    "coordinate(Tensor g, Tensor z, Tensor? z_ref, Tensor mask, Tensor matrix, Tensor energy_ref, Tensor? "
+    "scale, "
+    "Tensor? labelled, float lambda_a, float lambda_p, str anchor, str tau, str impl, str precision) -> "
+    "Tensor"
+)
+_library.define(
+    "observe(Tensor z, Tensor mask, Tensor matrix, Tensor(a!) energy_ref, float? momentum, str group, str "
+    "impl, "
+    "str precision) -> (Tensor, Tensor)"
+)
+_library.define(
+    "energies(Tensor z, Tensor mask, Tensor matrix, Tensor energy_ref, str tau, str impl, str precision) "
+    "-> (Tensor, Tensor)"
+)
+
+
+def _coordinate(g: Tensor, *flat: Any) -> Tensor:
+    inputs, settings, execution = Inputs(*flat[:7]), Coordination(*flat[7:11]), Execution(*flat[11:])
+    return kernels.coordinate(g, inputs, settings, execution)
+
+
+def _observe(
+    z: Tensor,
+    mask: Tensor,
+    matrix: Tensor,
+    energy_ref: Tensor,
+    momentum: float | None,
+    group: str,
+    *execution: Any,
+) -> tuple[Tensor, Tensor]:
+    """(Ebar to use, a fresh tensor; labelled rows averaged over the ranks, empty without a group)."""
+    inputs = Inputs(z, None, mask, matrix, energy_ref)
+    # Activation checkpointing runs the forward a second time during backward, where the batch must not be
+    # counted again. The question is asked inside the opaque op because a compiled module can be run again in
+    # the same way.
+    update = momentum is not None and torch._C._current_graph_task_id() == -1
+    if not group:
+        if momentum is None or not update:
+            return energy_ref.clone(), z.new_empty(0)
+        return kernels.labelled_energy(inputs, momentum, Execution(*execution))[1], z.new_empty(0)
+    if update:
+        sums, _ = kernels.labelled_energy(inputs, 1.0, Execution(*execution), update=False)
+    else:
+        sums = torch.stack([energy_ref.new_zeros(()), mask.sum().to(energy_ref.dtype)])
+    ranks = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
+    sums = sums.to(torch.float32)  # one dtype on every rank, also where a rank's batch is empty
+    dist.all_reduce(sums, group=ranks)
+    if momentum is not None and update:
+        energy_ref.copy_(formulas.updated_energy_ref(energy_ref.to(sums.dtype), sums, momentum))
+    return energy_ref.clone(), (sums[1].clamp_min(1) / ranks.size()).to(torch.float32)
+
+
+def _energies(
+    z: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor, tau: Any, *execution: Any
+) -> tuple[Tensor, Tensor]:
+    inputs = Inputs(z, None, mask, matrix, energy_ref)
+    energy, weight = kernels.energies(inputs, Coordination(tau=tau), Execution(*execution))
+    return energy.float(), weight.float()
+
+
+BODIES: dict[str, Callable[..., Any]] = {
+    "coordinate": _coordinate,
+    "observe": _observe,
+    "energies": _energies,
+}
+for _name in BODIES:
+    # Looked up at every call, so that a test can put a different body in its place.
+    _library.impl(_name, lambda *args, _name=_name: BODIES[_name](*args), "CompositeExplicitAutograd")
+
+
+@torch.library.register_fake("eagc::coordinate", lib=_library)
+def _(g: Tensor, *rest: Any) -> Tensor:
+    return g.new_empty(g.shape)
+
+
+@torch.library.register_fake("eagc::observe", lib=_library)
+def _(
+    z: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor, momentum: Any, group: str, *rest: Any
+) -> Any:
+    return torch.empty_like(energy_ref), energy_ref.new_empty(()) if group else z.new_empty(0)
+
+
+@torch.library.register_fake("eagc::energies", lib=_library)
+def _(z: Tensor, *rest: Any) -> Any:
+    return z.new_empty(z.shape[0], dtype=torch.float32), z.new_empty(z.shape[0], dtype=torch.float32)
+
+
+coordinate_op = torch.ops.eagc.coordinate.default
+observe_op = torch.ops.eagc.observe.default
+energies_op = torch.ops.eagc.energies.default
+
+
+def _is_intercepted(x: Tensor) -> bool:
+    """Whether something must see the op: torch.compile, fake tensors, a dispatch mode, a torch.func
+    transform.
+    """
+    return (
+        torch.compiler.is_compiling()
+        or type(x) is not Tensor
+        or torch._C._len_torch_dispatch_stack() > 0
+        or torch._C._are_functorch_transforms_active()
+    )

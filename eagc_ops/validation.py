@@ -1,0 +1,153 @@
+"""The checks of a call. Every message names the argument, its value and the remedy; nothing is cast or
+broadcast.
+"""
+
+from __future__ import annotations
+
+import warnings
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from eagc_ops import kernels
+from eagc_ops.kernels import Anchor, Coordination, Execution, Implementation, Precision, Tau
+from eagc_ops.subspace import Subspace
+
+
+def check_settings(settings: Coordination) -> None:
+    for name in ("lambda_a", "lambda_p"):
+        value = getattr(settings, name)
+        if not _is_finite_and_positive(value):
+            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+    if settings.anchor not in get_args(Anchor):
+        raise ValueError(f"anchor must be one of {get_args(Anchor)}, got {settings.anchor!r}")
+    if settings.tau not in get_args(Tau):
+        raise ValueError(f"tau must be one of {get_args(Tau)}, got {settings.tau!r}")
+
+
+def checked_execution(impl: str, precision: str) -> Execution:
+    """The record of both choices. Whether the device can honour them is seen in `check_call`."""
+    if impl == "reference":  # its name up to version 0.1
+        warnings.warn('impl="reference" is now called "fp64"', DeprecationWarning, stacklevel=3)
+        impl = "fp64"
+    for name, value, known in (("impl", impl, Implementation), ("precision", precision, Precision)):
+        if value not in get_args(known):
+            raise ValueError(f"{name} must be one of {get_args(known)}, got {value!r}")
+    return Execution(impl, precision)  # type: ignore[arg-type]
+
+
+def check_subspace(subspace: Subspace) -> None:
+    if not isinstance(subspace, Subspace):
+        raise TypeError(
+            f"subspace must be a Subspace, got {type(subspace).__name__}; Subspace.conceptor(features) fits "
+            "one, "
+            "Subspace(matrix, energy_ref) wraps your own matrix"
+        )
+
+
+def check_tensors(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
+    for name, x in (("z", z), ("z_ref", z_ref), ("mask", mask)):
+        if x is None and name == "z_ref":
+            continue
+        if not isinstance(x, Tensor):
+            raise TypeError(f"{name} must be a tensor, got {type(x).__name__}; torch.as_tensor makes one")
+        if type(x).__name__ == "DTensor":
+            raise TypeError(
+                f"{name} must be a plain tensor, got a DTensor: pass the local rows ({name}.to_local()), and "
+                "let "
+                "EAGC(process_group=...) share the mean among the ranks"
+            )
+        if x.device != z.device:
+            raise ValueError(
+                f"{name} is on {x.device} but z is on {z.device}: move it with {name}.to(z.device)"
+            )
+        compiling = torch.compiler.is_compiling()
+        if name != "z" and not compiling and x.is_inference() and not z.is_inference():
+            raise ValueError(
+                f"{name} was made under torch.inference_mode() and cannot be kept for backward: use "
+                "torch.no_grad()"
+            )
+    _check_features(z)
+    _check_mask(mask, z)
+    if z_ref is not None:
+        _check_reference_features(z_ref, z)
+
+
+def check_call(
+    z: Tensor, matrix: Tensor, execution: Execution, loss_scale: Tensor | float | None, return_token: bool
+) -> None:
+    """The rest that must hold before anything runs, including the update of a running Ebar."""
+    dim, subspace_dim = z.shape[-1], matrix.shape[0]
+    if subspace_dim != dim:
+        raise ValueError(
+            f"z has D={dim} but the subspace has D={subspace_dim}: fit it to features of the same layer"
+        )
+    if matrix.device != z.device:
+        raise ValueError(
+            f"z is on {z.device} but the subspace is on {matrix.device}: move it with subspace.to(...) or "
+            "module.to(...)"
+        )
+    if return_token and loss_scale is not None:
+        raise ValueError("loss_scale and return_token=True both set the scale of the anchor: use one of them")
+    if loss_scale is not None:
+        check_scalar("loss_scale", loss_scale, z)
+    if not torch.compiler.is_compiling():
+        kernels.implementation(execution, z.device, z.dtype)
+
+
+def check_scalar(name: str, value: Tensor | float, z: Tensor) -> None:
+    if not isinstance(value, Tensor):
+        if not _is_finite_and_positive(value):
+            raise ValueError(
+                f"{name} must be a finite number >= 0 or a 0-d floating tensor on {z.device}, got {value!r}"
+            )
+    elif value.ndim != 0 or not value.is_floating_point() or value.device != z.device:
+        actual = f"{tuple(value.shape)} {value.dtype} on {value.device}"
+        raise ValueError(f"{name} must be a number or a 0-d floating tensor on {z.device}, got {actual}")
+
+
+def _is_finite_and_positive(value: object) -> bool:
+    return isinstance(value, (int, float)) and 0 <= value < float("inf")
+
+
+def _check_features(z: Tensor) -> None:
+    if z.ndim < 1 or not z.is_floating_point() or z.element_size() < 2:
+        raise ValueError(
+            f"z must be a floating tensor (..., D) of 16 bits or more, got {tuple(z.shape)} {z.dtype}: pass "
+            "features as "
+            "fp32, bf16, fp16 or fp64"
+        )
+    if z.shape[-1] == 0:
+        raise ValueError(f"z has shape {tuple(z.shape)}, so D=0: pass features (..., D) with D >= 1")
+
+
+def _check_mask(mask: Tensor, z: Tensor) -> None:
+    if mask.dtype != torch.bool:
+        raise TypeError(f"mask must be torch.bool (True = labelled), got {mask.dtype}: pass mask.bool()")
+    rows = z.shape[:-1]
+    if mask.shape != rows:
+        hint = ""
+        if mask.numel() * 2 == rows.numel():
+            hint = "; it has half the rows: for two views per image, one after the other, pass mask.repeat(2)"
+        raise ValueError(
+            f"mask has shape {tuple(mask.shape)} but z has rows {tuple(rows)}: pass one value for each row "
+            f"of z{hint}"
+        )
+
+
+def _check_reference_features(z_ref: Tensor, z: Tensor) -> None:
+    if z_ref.shape != z.shape:
+        raise ValueError(
+            f"z_ref has shape {tuple(z_ref.shape)} but z has {tuple(z.shape)}: the shapes must be equal "
+            "(unlabelled rows "
+            "may hold anything)"
+        )
+    if not z_ref.is_floating_point():
+        raise TypeError(f"z_ref must be floating, got {z_ref.dtype}: pass the reference model's features")
+    if z_ref.requires_grad:
+        raise ValueError(
+            "z_ref requires grad, but it is a constant of the operator: compute it under torch.no_grad(), or "
+            "pass "
+            "z_ref.detach()"
+        )

@@ -1,0 +1,152 @@
+"""The choice of an implementation for a call, and the call itself. No autograd, no modules."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib
+import importlib.util
+import types
+from typing import get_args
+
+import torch
+from torch import Tensor
+
+from . import formulas, torch_path
+from .records import Coordination, Execution, Implementation, Inputs, Precision
+from .tiles import architecture
+
+HALF = (torch.bfloat16, torch.float16)
+
+
+def coordinate(g: Tensor, inputs: Inputs, settings: Coordination, execution: Execution) -> Tensor:
+    """The coordinated gradient of g (rows, D), contiguous, in g's dtype."""
+    if g.shape[0] == 0:
+        return g.clone()
+    impl = implementation(execution, g.device, inputs.z.dtype)
+    if settings.lambda_a == 0:
+        inputs = inputs._replace(z_ref=None)  # no anchor: labelled rows pass to the bit, whatever z_ref holds
+    with _without_autocast(g.device.type):
+        if impl == "triton":
+            return _launch().coordinate(g, inputs, settings, execution.precision).gradient
+        if impl == "torch":
+            return torch_path.coordinate(g, inputs, settings)
+        return formulas.coordinate(g.double(), inputs.widened(torch.float64), settings).gradient.to(g.dtype)
+
+
+def energies(inputs: Inputs, settings: Coordination, execution: Execution) -> tuple[Tensor, Tensor]:
+    """Energy ratio and tau of every row, (rows,) each, NaN on labelled rows, in fp32 or wider.
+
+    They are for logging: the Triton kernel forms both on the way to the gradient, and here plain torch
+    computes them.
+    """
+    impl = implementation(execution, inputs.z.device, inputs.z.dtype)
+    with _without_autocast(inputs.z.device.type):
+        if impl == "torch":
+            return torch_path.energies(inputs, settings)
+        return torch_path.dense_energies(
+            inputs if impl == "triton" else inputs.widened(torch.float64), settings
+        )
+
+
+def labelled_energy(
+    inputs: Inputs, momentum: float, execution: Execution, *, update: bool = True
+) -> tuple[Tensor, Tensor]:
+    """(sum of E over the labelled rows, their number), and the running Ebar after this batch, a fresh tensor.
+
+    `update` also writes it to `inputs.energy_ref`.
+    """
+    z, energy_ref = inputs.z, inputs.energy_ref
+    if z.shape[0] == 0:
+        return energy_ref.new_zeros(2), energy_ref.clone()
+    impl = implementation(execution, z.device, z.dtype)
+    with _without_autocast(z.device.type):
+        if impl == "triton":
+            return _launch().labelled_energy(inputs, momentum, execution.precision, update=update)
+        if impl == "torch":
+            sums = torch_path.labelled_energy(inputs)
+        else:
+            sums = formulas.labelled_energy(z.double(), inputs.mask, inputs.matrix.double())
+        if z.device.type == "cpu":
+            total, count = sums.tolist()
+            number = formulas.updated_number(energy_ref.item(), total, count, momentum)
+            used = torch.full_like(energy_ref, number)
+        else:
+            used = formulas.updated_energy_ref(energy_ref.to(sums.dtype), sums, momentum).to(energy_ref.dtype)
+        if update:
+            energy_ref.copy_(used)
+        return sums, used
+
+
+def implementation(execution: Execution, device: torch.device, dtype: torch.dtype) -> Implementation:
+    """The implementation that serves `execution` on this device and dtype; raises if the choice cannot be
+    honoured.
+
+    >>> implementation(Execution("auto"), torch.device("cpu"), torch.float64)
+    'torch'
+    """
+    impl, precision = execution
+    if impl == "auto" and precision == "auto" and device.type == "cpu":
+        return "torch"  # the first question, because it is asked at every call
+    if impl not in get_args(Implementation):
+        raise ValueError(f"impl must be one of {get_args(Implementation)}, got {impl!r}")
+    if precision not in get_args(Precision):
+        raise ValueError(f"precision must be one of {get_args(Precision)}, got {precision!r}")
+    if impl == "auto":
+        impl = "torch" if device.type != "cuda" or why_not_triton(device, dtype) else "triton"
+    elif impl == "triton" and (reason := why_not_triton(device, dtype)):
+        raise RuntimeError(f'impl="triton" cannot be used: {reason}; use impl="torch" or "auto"')
+    if precision.startswith("tf32"):
+        if impl != "triton" or torch.version.hip:
+            raise ValueError(
+                f"precision={precision!r} is for the Triton kernel on NVIDIA GPUs, "
+                f'and impl="{impl}" serves here; use precision="auto"'
+            )
+        if dtype != torch.float32:
+            raise ValueError(
+                f'precision={precision!r} is for float32 inputs, z is {dtype}; use precision="auto"'
+            )
+    return impl
+
+
+def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    """The reason why the Triton kernel cannot serve, or None if it can."""
+    if importlib.util.find_spec("triton") is None:
+        return "Triton is not installed"
+    if dtype not in (torch.float32, *HALF):
+        return f"the kernel takes float32, bfloat16 and float16, z is {dtype}"
+    if device.type == "cpu":
+        if _launch().INTERPRETED:
+            return None
+        return (
+            "z is on the CPU, where only Triton's interpreter runs (set TRITON_INTERPRET=1 before the import)"
+        )
+    if device.type != "cuda":
+        return f"z is on {device.type!r}"
+    if torch.version.hip:
+        # The kernel waits for its stores by vmcnt. From gfx10 on vmcnt counts loads only, so the last program
+        # might read shares that have not arrived.
+        arch = architecture(device)
+        return (
+            None
+            if arch.startswith("gfx9")
+            else f"its memory fence is written for CDNA (gfx9...), the GPU is {arch}"
+        )
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "the GPU is older than sm_80"
+    return None
+
+
+def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+    """A backward inside an autocast block must not narrow the products. The question is cheaper than
+    torch.autocast.
+    """
+    if torch.is_autocast_enabled(device_type):
+        return torch.autocast(device_type, enabled=False)
+    return contextlib.nullcontext()
+
+
+@functools.cache
+def _launch() -> types.ModuleType:
+    """The Triton host module, imported on first use so that everything else works without Triton."""
+    return importlib.import_module(".launch", __package__)

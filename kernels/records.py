@@ -1,0 +1,67 @@
+"""The records that travel from the public API down to a kernel, so that no parameter list is written twice.
+
+`Inputs` holds the tensors of one call, `Coordination` the settings of the method, `Execution` the choices
+that change roundings and speed only, and `Coordinated` the result with the quantities it was computed from.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple
+
+import torch
+from torch import Tensor
+
+Anchor = Literal["mean", "sum"]
+Tau = Literal["energy", "uniform"]
+Implementation = Literal["auto", "triton", "torch", "fp64"]
+Precision = Literal["auto", "high", "tf32x3", "tf32"]
+
+
+class Inputs(NamedTuple):
+    """The tensors of one call besides the gradient; rows are samples."""
+
+    z: Tensor  # (rows, D), floating
+    z_ref: Tensor | None  # (rows, D), floating, read on labelled rows only; None: no anchor
+    mask: Tensor  # (rows,) bool, True = labelled
+    matrix: Tensor  # (D, D), the subspace S, symmetric
+    energy_ref: Tensor  # (), the mean energy ratio Ebar of labelled features
+    scale: Tensor | None = None  # (), the factor of the loss; None: 1
+    labelled: Tensor | None = None  # (), number of labelled rows, averaged over ranks; None: counted here
+
+    def on(self, device: torch.device) -> Inputs:
+        """The same inputs on a device."""
+        return Inputs(*(x if x is None else x.to(device) for x in self))  # type: ignore[arg-type]
+
+    def widened(self, dtype: torch.dtype) -> Inputs:
+        """The same inputs, computed with in `dtype`."""
+        z_ref = None if self.z_ref is None else self.z_ref.to(dtype)
+        return self._replace(
+            z=self.z.to(dtype),
+            z_ref=z_ref,
+            matrix=self.matrix.to(dtype),
+            energy_ref=self.energy_ref.to(dtype),
+        )
+
+
+class Coordination(NamedTuple):
+    """The settings of the method: both strengths, the form of the anchor, and the form of tau."""
+
+    lambda_a: float = 0.7
+    lambda_p: float = 0.5
+    anchor: Anchor = "mean"
+    tau: Tau = "energy"
+
+
+class Execution(NamedTuple):
+    """Which implementation computes, and how its products round."""
+
+    impl: Implementation = "auto"
+    precision: Precision = "auto"
+
+
+class Coordinated(NamedTuple):
+    """The coordinated gradient, and the energy ratio and tau of every row."""
+
+    gradient: Tensor  # (rows, D), dtype of the incoming gradient
+    energy: Tensor  # (rows,)
+    tau: Tensor  # (rows,)

@@ -69,7 +69,7 @@ docs: install tree  ## the documentation, into site/; a broken link fails
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
 
 types: install tree  ## mypy, strict on eagc_ops/ and kernels/
-	cd build/tree && $(abspath $(BIN))/python -m mypy --config-file $(CURDIR)/pyproject.toml
+	cd build/tree && $(abspath $(BIN))/python -m mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
 
 lint: types  ## ruff, mypy, codespell
 	$(BIN)/ruff check .

@@ -1,7 +1,8 @@
-"""`eagc bench compare A.json B.json`: what became slower, larger, wrong or lost from A to B.
+"""`eagc bench compare A.json B.json`: which measurements became slower, larger, wrong or lost from A to B.
 
-A row of one file belongs to the row of the other that has the same identity (IDENTITY). Times on a shared machine wander, so a change
-counts only beyond a threshold, and where quartiles are known, only if those of A and B do not overlap.
+Rows of the two files are matched by their identity (IDENTITY). Times on a shared machine wander, so a change
+counts only beyond a threshold and, where quartiles are known, only if the quartiles of A and B do not
+overlap.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ IDENTITY = (
     "D",
     "N",
     "dtype",
-    "provider",
+    "contender",
     "Ebar",
     "form",
     "solve",
@@ -29,11 +30,17 @@ IDENTITY = (
 )
 
 # Measurements by name, in groups that are judged alike.
-RATIOS = {  # to another row of the same run: always judged
-    "speed_up", "ratio_to_baseline", "ratio_to_released", "add_on_share",
-    "peak_to_baseline", "peak_to_released", "kept_to_baseline", "kept_to_released",
-}  # fmt: skip
-ANYWHERE = {
+RATIOS = {  # to a different row of the same run: always judged
+    "speed_up",
+    "ratio_to_baseline",
+    "ratio_to_released",
+    "add_on_share",
+    "peak_to_baseline",
+    "peak_to_released",
+    "kept_to_baseline",
+    "kept_to_released",
+}
+ANYWHERE = {  # judged on every machine, except in rows of a baseline: it is not our code
     "peak",
     "kept",
     "share_of_limit",
@@ -41,8 +48,8 @@ ANYWHERE = {
     "largest_error",
     "asymmetry",
     "host_syncs_on_gpu",
-}  # not of a baseline: not ours
-# As ANYWHERE, but of one machine: libraries split a product into as many launches as suit the GPU.
+}
+# As ANYWHERE, but only on one machine: libraries split a product into as many launches as suit the GPU.
 ON_ONE_MACHINE = {
     "seconds",
     "device_seconds",
@@ -52,24 +59,33 @@ ON_ONE_MACHINE = {
     "epoch_seconds",
     "launches",
 }
-SHOWN = {
+SHOWN = {  # baselines, and a count that is not a cost: many small operations may be faster
     "hooks_seconds",
     "limit_seconds",
     "aten_ops",
-}  # baselines, and a count that is not a cost: many small operations may be faster
+}
 
-HIGHER = {"speed_up", "share_of_limit"}  # is better
-# How many times as large may be: counts are exact, an error depends on the order of sums. The others: 1 + threshold.
+HIGHER = {"speed_up", "share_of_limit"}  # higher is better
+# The largest ratio of B to A that is no regression; 1 + threshold for all others. Counts are exact, and an
+# error depends on the order of sums.
 LIMITS = {"host_syncs_on_gpu": 1, "launches": 1, "error": 10, "largest_error": 10, "asymmetry": 10}
 
-BASELINES = {  # what the rows of a table are compared with
-    "released hooks", "released", "as released", "full last block",
-    "SimGCD, as released", "SimGCD, frozen trunk outside the graph", "SimGCD, CLS-only last block",
-}  # fmt: skip
+BASELINES = {  # the other rows of a table are compared with these
+    "released hooks",
+    "released",
+    "as released",
+    "full last block",
+    "SimGCD, as released",
+    "SimGCD, frozen trunk outside the graph",
+    "SimGCD, CLS-only last block",
+}
 
 
 class Change(NamedTuple):
-    """`ratio` > 1 is worse, whatever the measurement. A side without a value is None; `measure` is empty for a whole row."""
+    """One measurement in both files, or a whole row (then `measure` is empty).
+
+    `ratio` > 1 is worse for every measurement. A side without a value is None.
+    """
 
     table: str
     row: str
@@ -82,46 +98,41 @@ class Change(NamedTuple):
 
 
 def compare(a: dict[str, Any], b: dict[str, Any], threshold: float = 0.1) -> list[Change]:
-    """Every measurement of two results of one benchmark with the same settings. Modelled rows and the paper's are no measurements."""
+    """Every measurement of two results of one benchmark with the same settings.
+
+    Modelled rows and rows of the paper are no measurements.
+    """
     if a["benchmark"] != b["benchmark"]:
         raise ValueError(
-            f"one file holds {a['benchmark']!r}, the other {b['benchmark']!r}: compare results of the same benchmark"
+            f"one file holds {a['benchmark']!r}, the other {b['benchmark']!r}: "
+            "compare results of the same benchmark"
         )
-    if other := [
-        d for d in _differences(a.get("settings", {}), b.get("settings", {})) if d[0] != "rounds"
-    ]:  # more rounds: less noise
-        listed = "; ".join(f"{name}: {old!r} and {new!r}" for name, old, new in other)
+    differing = _differences(a.get("settings", {}), b.get("settings", {}))
+    differing = [pair for pair in differing if pair[0] != "rounds"]  # more rounds only mean less noise
+    if differing:
+        listed = "; ".join(f"{name}: {old!r} and {new!r}" for name, old, new in differing)
         raise ValueError(
             f"the files have different settings ({listed}): compare results of the same settings"
         )
     before, after = _rows(a), _rows(b)
     if not any(row["kind"] == "measured" and _measurements(row) for row in before.values()):
         raise ValueError("the first file has no measured row: there is nothing to compare with")
-    moved = bool(elsewhere(a, b))
+    moved = bool(machine_differences(a, b))
     changes = []
     for key in before | after:
         old, new = before.get(key, {}), after.get(key, {})
         if old.get("kind") == new.get("kind") == "measured":
             changes += _row_changes(key, old, new, threshold, moved)
         elif old.get("kind") == "measured":
-            changes.append(
-                Change(
-                    *key,
-                    "",
-                    None,
-                    None,
-                    None,
-                    True,
-                    f"{new['kind']} in B: {new['reason']}" if new else "missing in B",
-                )
-            )
+            note = f"{new['kind']} in B: {new['reason']}" if new else "missing in B"
+            changes.append(Change(*key, "", None, None, None, True, note))
         elif new.get("kind") == "measured":
             changes.append(Change(*key, "", None, None, None, False, "new"))
     return changes
 
 
-def elsewhere(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
-    """What differs in machine and versions. Not this package's own version: two versions of it are what is compared."""
+def machine_differences(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
+    """The names of differing entries of machine and versions; this package's version may differ."""
     names = [
         name
         for part in ("machine", "versions")
@@ -130,39 +141,18 @@ def elsewhere(a: dict[str, Any], b: dict[str, Any]) -> list[str]:
     return [name for name in names if name != "eagc-ops"]
 
 
-def table(changes: list[Change]) -> list[dict[str, str]]:
-    """Regressions last: next to the summary."""
-
-    def cell(value: float | None, form: str = ".4g") -> str:
-        return "-" if value is None else f"{value:{form}}"
-
-    return [
-        {
-            "": "REGRESSION" if c.regression else "",
-            "table": c.table,
-            "row": c.row,
-            "measure": c.measure or "-",
-            "A": cell(c.before),
-            "B": cell(c.after),
-            "worse by": cell(c.ratio, ".2f"),
-            "note": c.note,
-        }
-        for c in sorted(changes, key=lambda c: c.regression)
-    ]
-
-
 def _rows(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
-    """By table and identity: what was measured, and what should have been."""
-    found = {}
+    """Rows by table and identity: those that were measured and those that should have been."""
+    by_key = {}
     for name, rows in results.items():
         for row in rows if isinstance(rows, list) else ():
             if not isinstance(row, dict) or row.get("kind") not in ("measured", "not timed", "refused"):
                 continue
             key = name, ", ".join(f"{part} {row[part]}" for part in IDENTITY if part in row)
-            if key in found:
+            if key in by_key:
                 raise ValueError(f"two rows of {name!r} are both {key[1]!r}: they cannot be told apart")
-            found[key] = row
-    return found
+            by_key[key] = row
+    return by_key
 
 
 def _row_changes(

@@ -1,7 +1,8 @@
-"""`eagc bench conceptor`: S and Ebar from features (N, D), as released and here: time, error, symmetry, eigenvalues.
+"""`eagc bench conceptor`: S and Ebar from features (N, D): time, error, symmetry, eigenvalues.
 
-As released: R = Z^T Z / N, S = R inv(R + a^-2 I), then the mean energy of Z, all in fp32. Here: `Subspace.conceptor`, fp64 inside by
-default, Cholesky for N >= D, Woodbury for N < D. A run computes it once.
+As released: R = Z^T Z / N, S = R inv(R + a^-2 I), then the mean energy of Z, all in fp32. Here:
+`Subspace.conceptor`, by default fp64 inside, with Cholesky for N >= D and Woodbury for N < D. A run computes
+it once.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from eagc_ops.kernels import formulas
 DIMS = (384, 768, 1024, 4096)
 COUNTS = (400, 1500, 20000)
 APERTURES = (0.5, 1.0, 2.0, 4.0, 10.0, 30.0, 100.0)
-LARGE = 4096  # from here on an eigenvalue decomposition takes minutes on one core: the ends of the range of apertures stand for it
+LARGE = 4096  # from here on an eigenvalue decomposition takes minutes on one core: three apertures must do
 
 
 def released(features: Tensor, aperture: float) -> tuple[Tensor, Tensor]:
@@ -45,7 +46,10 @@ WAYS: dict[str, Callable[[Tensor, float], tuple[Tensor, Tensor]]] = {
 
 
 def conceptor_tables(quick: bool, device: torch.device) -> dict[str, Any]:
-    """`quick` leaves out D = 4096, N = 20000 and the apertures in between. On one core the whole takes about half an hour."""
+    """Settings, times and quality; on one core they take about half an hour.
+
+    `quick` leaves out D = 4096, N = 20000 and most apertures.
+    """
     sizes = [(dim, count) for dim in DIMS for count in COUNTS if not quick or (dim < LARGE and count < 20000)]
     tables: dict[str, Any] = {"settings": {"aperture of the times": APERTURE}, "times": [], "quality": []}
     for dim, count in sizes:
@@ -63,12 +67,9 @@ def time_rows(features: Tensor, budget: float) -> list[dict[str, Any]]:
         for name, way in WAYS.items()
         if isinstance(reason := attempt(way, features, APERTURE), str)
     }
-    runs = {
-        name: lambda way=way: way(features, APERTURE) for name, way in WAYS.items() if name not in refused
-    }
-    timings = interleave(
-        runs, rounds_within(budget, runs, least=3, most=31), clock(features.device), warm_up=0
-    )
+    runs = {name: partial(way, features, APERTURE) for name, way in WAYS.items() if name not in refused}
+    rounds = rounds_within(budget, runs, least=3, most=31)
+    timings = interleave(runs, rounds, clock(features.device), warm_up=0)
     size = {"D": features.shape[1], "N": features.shape[0]}
     rows = [
         {
@@ -86,16 +87,16 @@ def time_rows(features: Tensor, budget: float) -> list[dict[str, Any]]:
 
 
 def quality_rows(features: Tensor, apertures: tuple[float, ...]) -> list[dict[str, Any]]:
-    """Largest error of an element against fp64, asymmetry, and the range of the eigenvalues, which must be [0, 1]."""
+    """Largest error of an element against fp64, asymmetry, and the eigenvalues, which must be in [0, 1]."""
     rows = []
     for aperture, exact in exact_conceptors(features, apertures):
         for name, way in WAYS.items():
             identity = {"D": features.shape[1], "N": features.shape[0], "aperture": aperture, "way": name}
-            found = attempt(way, features, aperture)
-            if isinstance(found, str):
-                rows.append({"kind": "refused", **identity, "reason": found})
+            fitted = attempt(way, features, aperture)
+            if isinstance(fitted, str):
+                rows.append({"kind": "refused", **identity, "reason": fitted})
                 continue
-            matrix = found.double()
+            matrix = fitted.double()
             values = torch.linalg.eigvalsh((matrix + matrix.T) / 2)
             rows.append(
                 {
@@ -113,7 +114,7 @@ def quality_rows(features: Tensor, apertures: tuple[float, ...]) -> list[dict[st
 def attempt(
     way: Callable[[Tensor, float], tuple[Tensor, Tensor]], features: Tensor, aperture: float
 ) -> Tensor | str:
-    """S, or why there is none: a fit in fp32 that leaves [0, 1] is refused."""
+    """S, or the reason for a refusal: a fit in fp32 whose eigenvalues leave [0, 1] is refused."""
     try:
         return way(features, aperture)[0]
     except ValueError as error:
@@ -121,7 +122,7 @@ def attempt(
 
 
 def exact_conceptors(features: Tensor, apertures: tuple[float, ...]) -> Iterator[tuple[float, Tensor]]:
-    """An oracle of its own: from the singular values of Z in fp64, S = V diag(s^2 / (s^2 + N a^-2)) V^T."""
+    """An independent oracle in fp64: S = V diag(s^2 / (s^2 + N a^-2)) V^T with singular values s of Z."""
     wide = features.double()
     if len(wide) >= wide.shape[1]:
         squares, vectors = torch.linalg.eigh(wide.T @ wide)
@@ -132,43 +133,3 @@ def exact_conceptors(features: Tensor, apertures: tuple[float, ...]) -> Iterator
     for aperture in apertures:
         weight = squares / (squares + len(wide) * aperture**-2)
         yield aperture, (vectors.T * weight) @ vectors
-
-
-def time_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    lines = []
-    for r in rows:
-        cells = {"ms": "refused", "speed-up": "-"}
-        if r["kind"] == "measured":
-            cells = {"ms": f"{r['seconds'].median * 1e3:.1f}", "speed-up": str(r["speed_up"])}
-        lines.append({"D": str(r["D"]), "N": str(r["N"]), "way": r["way"], **cells})
-    return lines
-
-
-def quality_table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """One line per size and way, the worst over the apertures; those that were refused are named."""
-    groups: dict[tuple, list[dict[str, Any]]] = {}
-    for row in rows:
-        groups.setdefault((row["D"], row["N"], row["way"]), []).append(row)
-    lines = []
-    for (dim, count, way), group in groups.items():
-        found = [row for row in group if row["kind"] == "measured"]
-        at_two = [f"{row['largest_error']:.1e}" for row in found if row["aperture"] == APERTURE]
-        smallest, largest = (
-            min(row["smallest_eigenvalue"] for row in found),
-            max(row["largest_eigenvalue"] for row in found),
-        )
-        lines.append(
-            {
-                "D": str(dim),
-                "N": str(count),
-                "way": way,
-                "apertures": ", ".join(f"{row['aperture']:g}" for row in group),
-                "refused at": ", ".join(f"{row['aperture']:g}" for row in group if row["kind"] == "refused")
-                or "-",
-                "largest error, aperture 2": "".join(at_two) or "-",
-                "worst error": f"{max(row['largest_error'] for row in found):.1e}",
-                "worst asymmetry": f"{max(row['asymmetry'] for row in found):.1e}",
-                "eigenvalues": f"{smallest:.1e} to 1{largest - 1:+.1e}",
-            }
-        )
-    return lines

@@ -1,6 +1,7 @@
-"""For the suites: they are not measured with an allocator that gives memory back, and page faults stand beside every time.
+"""For the suites: they need a pinned allocator, and they report page faults with every time.
 
-The reason is in bench/measure.py. `eagc bench` restarts itself with the variables set; pytest cannot, so they stand in the command.
+bench/measure.py has the reason. `eagc bench` restarts itself with the variables set; pytest cannot, so they
+are part of the command.
 """
 
 from __future__ import annotations
@@ -24,19 +25,23 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     if measured and any(os.environ.get(name) != value for name, value in PINNED.items()):
         command = shlex.join([*(f"{name}={value}" for name, value in PINNED.items()), *sys.orig_argv])
         raise pytest.UsageError(
-            f"allocator and threads are not pinned, times would depend on what ran before. Run:\n\n{command}\n"
+            "the allocator and the threads are not pinned, so times would depend on what ran before. Run:"
+            f"\n\n{command}\n"
         )
 
 
 @pytest.fixture
 def threads() -> int:
-    """What a suite is measured with; one may define its own."""
+    """The number of threads of a suite; a suite may define its own."""
     return 1
 
 
 @pytest.fixture
 def measured(benchmark, threads: int, record_property) -> Callable[..., Any]:
-    """`measured(call, **settings)` is `benchmark(call)`, or `benchmark.pedantic` with settings; page faults go into `extra_info`."""
+    """`measured(call)` is `benchmark(call)`; with settings it is `benchmark.pedantic(call, **settings)`.
+
+    Page faults go into `extra_info`.
+    """
 
     def measure(call: Callable[[], Any], **settings: Any) -> Any:
         faults = []
@@ -57,7 +62,7 @@ def measured(benchmark, threads: int, record_property) -> Callable[..., Any]:
 
 
 def pytest_terminal_summary(terminalreporter) -> None:
-    """pytest-benchmark's own table has no column for them."""
+    """pytest-benchmark's own table has no column for page faults."""
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
             terminalreporter.write_line(f"{value:8.0f} {name} a call: {report.nodeid}")

@@ -1,6 +1,7 @@
-"""Whole epochs from images to weights, loading included: with the trunk cache, without it, and as released; and the reference model's.
+"""Whole epochs from images to weights, loading included: with the trunk cache, without it, and as released.
 
-On a CPU all of it is CPU time: the cached tokens come from memory (the system's page cache), and waiting for a disk is not counted.
+The reference model's epochs are measured too. On a CPU all of it is CPU time: the cached tokens come from
+memory (the system's page cache), and time spent waiting for a disk is not counted.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from eagc_ops.bench.measure import Timing, clock, interleave, ratio
+from eagc_ops.bench.measure import clock, interleave, ratio
 from eagc_ops.bench.steps import OURS, RELEASED_EAGC, VARIANTS, Setting, Step, student_batch
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import resolve
@@ -24,11 +25,13 @@ from eagc_ops.training.data.transforms import protocol_transforms
 from eagc_ops.training.data.trunk_cache import CachedViews, PixelViews, cache_bytes, trunk_cache
 from eagc_ops.training.models.reference_model import train_reference
 
-VIEWS = 2  # per image in the cache: the fewest a two-view method can be trained on, so that the released way augments no view in vain
+# Views per image in the cache: the fewest that a two-view method can use, so that the released way augments
+# no view in vain.
+VIEWS = 2
 
 
 def synthetic_data(images: int, image_size: int = 224, known: int = 100, classes: int = 200) -> GCDData:
-    """Noise of 256 x 256 pixels in memory (nothing is decoded), half of it labelled."""
+    """Noise of 256 x 256 pixels in memory (nothing is decoded); half of the images are labelled."""
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, (images, 256, 256, 3), dtype=np.uint8)
     targets = np.arange(images) % known  # below `known` they may be labelled
@@ -75,7 +78,7 @@ def epoch_rows(setting: Setting, data: GCDData, batch_size: int, rounds: int) ->
             "here, trunk cache": lambda: epoch(steps[OURS], tokens),
         }
         timings = interleave(runs, rounds, now)
-    facts = {"images": len(data.merged), "images_drawn": len(pixels) * batch_size}
+    sizes = {"images": len(data.merged), "images_drawn": len(pixels) * batch_size}
     built = {
         "cache_build_seconds": build,
         "cache_bytes": cache_bytes(encoder, data, views=VIEWS),
@@ -85,7 +88,7 @@ def epoch_rows(setting: Setting, data: GCDData, batch_size: int, rounds: int) ->
         {
             "kind": "measured",
             "way": name,
-            **facts,
+            **sizes,
             "rounds": rounds,
             "seconds": timings[name].spread,
             "speed_up": ratio(timings["as released"], timings[name]),
@@ -96,10 +99,9 @@ def epoch_rows(setting: Setting, data: GCDData, batch_size: int, rounds: int) ->
 
 
 def reference_rows(setting: Setting, data: GCDData, rounds: int) -> list[dict[str, Any]]:
-    """One epoch of reference training on the labelled images: full last block, CLS-only, and from the trunk cache."""
+    """One epoch of the reference model on the labelled images: full block, CLS-only, with trunk cache."""
     images = len(data.labelled)
     switches = {"reference_epochs": 1, "reference_batch_size": images, "batch_size": 2, "cache_views": VIEWS}
-    timings: dict[str, Timing] = {}
     with tempfile.TemporaryDirectory() as folder:
         runs = {}
         for name, cls_only, cached in (
@@ -137,7 +139,7 @@ def reference_rows(setting: Setting, data: GCDData, rounds: int) -> list[dict[st
 
 
 def first_of(data: GCDData, images: int) -> GCDData:
-    """A smaller set: the first labelled and the first unlabelled images, half each."""
+    """A smaller set: the first images of the labelled and of the unlabelled part, half of each."""
 
     def cut(part: ImageSubset) -> ImageSubset:
         smaller = ImageSubset.__new__(ImageSubset)
@@ -157,6 +159,6 @@ def first_of(data: GCDData, images: int) -> GCDData:
 
 
 def first_images(loader: Iterable[Batch], rows: int) -> torch.Tensor:
-    """(rows, C, H, W) of a loader's first batch: all first views, then all second ones."""
+    """(rows, C, H, W) of a loader's first batch: all first views, then all second views."""
     batch = next(iter(loader))
     return torch.cat([view[: rows // 2] for view in batch.views])

@@ -1,6 +1,7 @@
-"""Timing on a GPU: what the device needs (CUDA graph replays), and what the host needs to issue the work. Nothing here runs without one.
+"""Timing on a GPU: the device's time by CUDA graph replays, and the host's time to issue the work.
 
-The calls are short (256 rows, D = 768: some ten microseconds), so eager wall time is mostly Python. A graph replay leaves the host out.
+The calls are short (some ten microseconds at 256 rows and D = 768), so eager wall time is mostly Python. A
+graph replay leaves the host out.
 """
 
 from __future__ import annotations
@@ -14,11 +15,16 @@ from torch.profiler import ProfilerActivity, profile
 
 from eagc_ops.bench.measure import Timing
 
-SHORTEST = 2e-3  # seconds between two events: replays are repeated until they fill it, since events resolve about a microsecond
+# Seconds between two events. Replays are repeated until they fill it, since events resolve about a
+# microsecond.
+SHORTEST = 2e-3
 
 
 def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
-    """A graph of one call; three calls on a side stream compile and allocate before. None for a call that cannot be captured."""
+    """A graph of one call, or None if the call cannot be captured.
+
+    Three calls on a side stream come first: they compile and allocate.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -31,13 +37,16 @@ def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
             run()
     except (
         RuntimeError
-    ):  # it waits for the device after all, or a library of its refuses: the eager call is still timed
+    ):  # it waits for the device, or a library refuses to be captured; eager calls are still timed
         return None
     return graph
 
 
 def device_seconds(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, Timing]:
-    """Seconds per replay, graphs interleaved in an order that rotates. Inputs stay in L2 if they fit, as S does in training."""
+    """Seconds per replay, graphs interleaved in an order that rotates.
+
+    Inputs stay in L2 if they fit, as S does in training.
+    """
     repeats = {
         name: max(1, round(SHORTEST / max(_replays(graph, 10), 1e-7))) for name, graph in graphs.items()
     }
@@ -54,7 +63,10 @@ def device_seconds(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict
 
 
 def host_seconds(run: Callable[[], object], rounds: int) -> Timing:
-    """Until the call returns, the device idle before it. A call that waits for the device pays for the device's time as well."""
+    """Seconds until the call returns, with the device idle before it.
+
+    A call that waits for the device is charged for the device's time as well.
+    """
     seconds = []
     for _ in range(rounds):
         torch.cuda.synchronize()
@@ -66,7 +78,7 @@ def host_seconds(run: Callable[[], object], rounds: int) -> Timing:
 
 
 def launches(run: Callable[[], object]) -> int:
-    """Kernels, copies and fills that one call puts on the device, counted by the profiler."""
+    """The number of kernels, copies and fills that one call puts on the device, counted by the profiler."""
     run()
     with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiler:
         run()

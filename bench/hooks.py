@@ -1,7 +1,8 @@
-"""The coordinator as the released code formulates it: a tensor hook on z, energies of all rows, products with all rows.
+"""The coordinator as the released code formulates it: a tensor hook on z, energies and products of all rows.
 
-Written anew from its description, as the baseline of the benchmarks. It keeps what costs time there: both products over all rows, the
-mask as a float factor, and the values read back to the host every step.
+It is the baseline of the benchmarks, written anew from a description. It keeps every cost of the released
+code: both products over all rows, the mask as a float factor, and the values that are read back to the host
+in every step.
 """
 
 from __future__ import annotations
@@ -31,9 +32,8 @@ class HookCoordinator:
             energy = ((z @ self.matrix) * z).sum(1) / z.square().sum(1).clamp_min(1e-12)
             energy = energy.clamp(0, 1)
             if mask.any():
-                self.energy_ref = (
-                    self.momentum * self.energy_ref + (1 - self.momentum) * energy[mask].mean().item()
-                )
+                mean = energy[mask].mean().item()
+                self.energy_ref = self.momentum * self.energy_ref + (1 - self.momentum) * mean
             tau = (1 - energy / (self.energy_ref + 1e-6)).clamp(0, 1)
             weight = self.lambda_p * tau * (1 - labelled)
             drift = z.detach() - z_ref

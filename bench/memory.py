@@ -1,7 +1,7 @@
 """Memory of a training step, measured by the tensors themselves.
 
-A CPU allocator counts nothing, so storages are looked at: a view keeps the whole storage it looks into, and two tensors on one storage
-count once. On a GPU the CUDA allocator's peak is taken instead (`steps.Step.memory`).
+A CPU allocator keeps no count, so storages are counted instead: a view keeps its whole storage alive, and two
+tensors on one storage count once. On a GPU the CUDA allocator's peak is used instead (`steps.Step.memory`).
 """
 
 from __future__ import annotations
@@ -19,35 +19,39 @@ from torch.utils._pytree import tree_leaves
 
 @dataclass(frozen=True)
 class Memory:
-    """Bytes. `saved`: what forward keeps for backward. `peak`: the most that was alive at once in a step, the batch not counted."""
+    """Bytes of one step.
+
+    `saved` is kept by forward for backward. `peak` is the most that was alive at once; the batch is not
+    counted.
+    """
 
     parameters: int
-    optimiser: int
+    optimizer: int
     saved: int
     peak: int
 
     @property
     def kept(self) -> int:
-        return self.parameters + self.optimiser + self.saved
+        return self.parameters + self.optimizer + self.saved
 
 
 def resident(module: nn.Module) -> list[Tensor]:
     return [*module.parameters(), *module.buffers()]
 
 
-def optimiser_state(optimiser: torch.optim.Optimizer) -> list[Tensor]:
+def optimizer_state(optimizer: torch.optim.Optimizer) -> list[Tensor]:
     return [
-        value for state in optimiser.state.values() for value in state.values() if isinstance(value, Tensor)
+        value for state in optimizer.state.values() for value in state.values() if isinstance(value, Tensor)
     ]
 
 
 class Saved(saved_tensors_hooks):
-    """Within the block, `bytes` grows by the storages that are saved for backward; those of `besides` are not counted.
+    """Counts the bytes of storages that are saved for backward within the block, except those of `besides`.
 
     >>> x, w = torch.ones(4, 8), torch.ones(8, 8, requires_grad=True)
     >>> with Saved(besides=[w]) as saved:
     ...     loss = (x @ w).sum()
-    >>> saved.bytes                                                   # x; w was counted elsewhere
+    >>> saved.bytes  # x; w is in `besides`
     128
     """
 
@@ -72,14 +76,14 @@ class Saved(saved_tensors_hooks):
 
 
 class Alive(TorchDispatchMode):
-    """Within the block, `peak` is the most bytes of new storages that were alive at once; those of `besides` are not counted.
+    """`peak` is the most bytes of new storages alive at once within the block; `besides` is not counted.
 
-    What an operation allocates and frees inside itself is not seen. On the steps measured here the figure equals, to the byte, the peak
-    that torch's memory profiler reports.
+    Memory that an operation allocates and frees inside itself is not seen. On the steps measured here, the
+    figure equals the peak that torch's memory profiler reports, to the byte.
 
     >>> with Alive() as alive:
     ...     for _ in range(10):
-    ...         x = torch.ones(256)                                   # the next one is made before the last one goes
+    ...         x = torch.ones(256)  # each is made before the previous one is freed
     >>> alive.peak
     2048
     """
@@ -113,7 +117,10 @@ class Alive(TorchDispatchMode):
 def measure_step(
     forward: Callable[[], Tensor], finish: Callable[[Tensor], None], held: list[Tensor], inputs: list[Tensor]
 ) -> tuple[int, int]:
-    """(saved, most alive beside `held` and `inputs`) of one step: `forward()` gives the loss, `finish(loss)` does the rest."""
+    """(bytes saved, most bytes alive) of one step, without `held` and `inputs`.
+
+    `forward()` returns the loss; `finish(loss)` does the rest of the step.
+    """
     besides = [*held, *inputs]
     with Alive(besides) as alive:
         with Saved(besides) as saved:
@@ -123,7 +130,7 @@ def measure_step(
 
 
 def size(tensors: Iterable[Tensor]) -> int:
-    """Bytes of the storages under some tensors, each once."""
+    """Bytes of the tensors' storages, each counted once."""
     return sum(dict(_storage(tensor) for tensor in tensors).values())
 
 

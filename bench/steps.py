@@ -1,4 +1,6 @@
-"""SimGCD training steps with the same weights and the same batch, as released and as here. What differs is only how z_ref is made.
+"""SimGCD training steps with the same weights and the same batch, as released and as here.
+
+They differ only in the way z_ref is made:
 
 released            two full ViTs, the coordinator as hooks (bench/hooks.py)
 shared trunk        AnchoredEncoder: the frozen trunk once, the tail twice
@@ -18,8 +20,8 @@ from torch import Tensor, nn
 
 from eagc_ops import EAGC, Subspace
 from eagc_ops.bench.hooks import HookCoordinator
-from eagc_ops.bench.inputs import MOMENTUM, OPTIONS, make_features
-from eagc_ops.bench.memory import Memory, measure_step, optimiser_state, resident, size
+from eagc_ops.bench.inputs import MOMENTUM, SETTINGS, make_features
+from eagc_ops.bench.memory import Memory, measure_step, optimizer_state, resident, size
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.kernels.copies import copies_of
 from eagc_ops.training.config import resolve
@@ -28,11 +30,11 @@ from eagc_ops.training.methods import METHODS, Loss, Problem, Rows
 from eagc_ops.training.models.backbones import load_backbone
 from eagc_ops.training.models.student import Student, StudentBatch
 
-LAMBDAS = {name: OPTIONS[name] for name in ("lambda_a", "lambda_p")}
+LAMBDAS = {"lambda_a": SETTINGS.lambda_a, "lambda_p": SETTINGS.lambda_p}
 
 
 class Variant(NamedTuple):
-    """A row of the overhead table. `baseline` is the variant that is the same but for EAGC; None: this is one."""
+    """A row of the overhead table. `baseline` is the same variant without EAGC; a baseline has None."""
 
     name: str
     baseline: str | None
@@ -55,10 +57,10 @@ RELEASED, RELEASED_EAGC, OURS_BASELINE, OURS = (VARIANTS[i].name for i in (0, 1,
 
 @dataclass(frozen=True)
 class Setting:
-    """Everything the variants share. `vit` and `reference` are never trained: every variant works on copies."""
+    """The things that variants share. `vit` and `reference` are never trained: variants work on copies."""
 
     vit: nn.Module
-    reference: nn.Module  # the same trunk, another tail
+    reference: nn.Module  # the same trunk, a different tail
     batch: StudentBatch
     subspace: Subspace
     known: int
@@ -67,25 +69,32 @@ class Setting:
 
 
 def make_setting(
-    backbone: str = "vit_small_patch16_224", rows: int = 16, device: torch.device | str = "cpu", images: Tensor | None = None,
-    image_size: int = 224, channels: int = 3, known: int = 100, classes: int = 200,
-) -> Setting:  # fmt: skip
-    """Random weights (times do not depend on them), CUB's classes, half the images labelled.
+    backbone: str = "vit_small_patch16_224",
+    rows: int = 16,
+    device: torch.device | str = "cpu",
+    images: Tensor | None = None,
+    image_size: int = 224,
+    channels: int = 3,
+    known: int = 100,
+    classes: int = 200,
+) -> Setting:
+    """Random weights (times do not depend on them), by default CUB's classes; half the images are labelled.
 
-    `images` (rows, C, H, W): first all first views, then all second ones; None: noise.
+    `images` is (rows, C, H, W), all first views before all second views; None stands for noise.
     """
     if rows < 4 or rows % 4:
         raise ValueError(
-            f"rows={rows} must be a multiple of 4: two views of every image, half the images labelled"
+            f"rows must be a positive multiple of 4, got {rows}: "
+            "there are two views of every image, and half the images are labelled"
         )
     device = torch.device(device)
     generator = torch.Generator().manual_seed(0)
     vit = load_backbone(backbone, image_size=image_size, channels=channels)
     with torch.no_grad():
-        for parameter in (
-            vit.parameters()
-        ):  # a ViT's usual random start makes all images alike; in these weights they differ
-            if parameter.ndim > 1:
+        for parameter in vit.parameters():
+            if (
+                parameter.ndim > 1
+            ):  # a ViT's usual random start makes all images alike; with these weights they differ
                 parameter.normal_(std=0.05, generator=generator)
         reference = copy.deepcopy(vit)
         for parameter in reference.blocks[-1].parameters():
@@ -93,17 +102,12 @@ def make_setting(
     if images is None:
         images = torch.randn(rows, channels, image_size, image_size, generator=generator)
     labelled = torch.arange(rows // 2) % 2 == 0
-    batch = Batch(
-        list(images.chunk(2)), torch.arange(rows // 2) * 7 % known, torch.arange(rows // 2), labelled
-    )
-    dim = vit.embed_dim
-    matrix = Subspace.conceptor(make_features(1500, dim, generator)).matrix
-    subspace = Subspace(matrix, Subspace(matrix, 0.5).energy(make_features(500, dim, generator)).mean()).to(
-        device
-    )
-    return Setting(
-        vit.to(device), reference.to(device), student_batch(batch, device), subspace, known, classes, device
-    )
+    label = torch.arange(rows // 2) * 7 % known
+    batch = student_batch(Batch(list(images.chunk(2)), label, torch.arange(rows // 2), labelled), device)
+    matrix = Subspace.conceptor(make_features(1500, vit.embed_dim, generator)).matrix
+    energy_ref = Subspace(matrix, 0.5).energy(make_features(500, vit.embed_dim, generator)).mean()
+    subspace = Subspace(matrix, energy_ref).to(device)
+    return Setting(vit.to(device), reference.to(device), batch, subspace, known, classes, device)
 
 
 def student_batch(batch: Batch, device: torch.device) -> StudentBatch:
@@ -117,14 +121,15 @@ def student_batch(batch: Batch, device: torch.device) -> StudentBatch:
 
 
 class Step:
-    """One variant, ready to train: call it for one optimiser step on the setting's batch, or on another."""
+    """One variant, ready to train: a call makes one optimizer step, by default on the setting's batch."""
 
     def __init__(self, setting: Setting, variant: Variant) -> None:
         self.setting, self.variant = setting, variant
         torch.manual_seed(0)
         vit = copy.deepcopy(setting.vit)
+        dtype = next(vit.parameters()).dtype
         with_eagc = variant.baseline is not None
-        # A learning rate that changes nothing to speak of: a hundred rounds must not end in NaN.
+        # The learning rate changes almost nothing: a hundred rounds must not end in NaN.
         config = resolve("simgcd", "cub", "paper", backbone_lr=1e-6, head_lr=1e-6)
         problem = Problem(
             dim=vit.embed_dim,
@@ -132,12 +137,11 @@ class Step:
             classes=setting.classes,
             images=len(setting.batch.rows.label) // 2,
         )
-        self.method = METHODS["simgcd"](config, problem).to(setting.device)
+        self.method = METHODS["simgcd"](config, problem).to(setting.device, dtype)
         if variant.released:
             reference = copy.deepcopy(setting.reference) if with_eagc else None
-            coordinator = HookCoordinator(
-                setting.subspace.matrix, setting.subspace.energy_ref.item(), **LAMBDAS, momentum=MOMENTUM
-            )
+            matrix, energy_ref = setting.subspace.matrix.to(dtype), setting.subspace.energy_ref.item()
+            coordinator = HookCoordinator(matrix, energy_ref, **LAMBDAS, momentum=MOMENTUM)
             self.encoder: nn.Module = vit
             self.model: nn.Module = ReleasedStudent(vit, self.method, reference, coordinator)
         else:
@@ -146,7 +150,7 @@ class Step:
                 self.encoder.set_reference(setting.reference)
             eagc = EAGC(setting.subspace, **LAMBDAS, energy_momentum=MOMENTUM) if with_eagc else None
             self.model = Student(self.encoder, self.method, eagc)
-        (self.optimiser,) = self.method.optimisers(self.encoder)
+        (self.optimizer,) = self.method.optimisers(self.encoder)
         self.model.train()
 
     def __call__(self, batch: StudentBatch | None = None) -> None:
@@ -161,18 +165,16 @@ class Step:
 
     def finish(self, loss: Tensor) -> None:
         loss.backward()
-        self.optimiser.step()
-        self.optimiser.zero_grad()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def add_on(self) -> Callable[[], Tensor] | None:
-        """What EAGC adds to the step, by itself: z_ref, the operator's forward and its backward. None for a baseline."""
+        """The part of the step that EAGC adds: z_ref and the operator, both ways. None for a baseline."""
         if self.variant.baseline is None:
             return None
         model, images = self.model, torch.cat(self.setting.batch.views)
-        labelled, labelled_rows = (
-            self.setting.batch.rows.labelled,
-            None if self.variant.all_rows else self.setting.batch.labelled_rows,
-        )
+        labelled = self.setting.batch.rows.labelled
+        labelled_rows = None if self.variant.all_rows else self.setting.batch.labelled_rows
         z = torch.randn(len(images), self.setting.vit.embed_dim, device=images.device, requires_grad=True)
         g = torch.randn_like(z)
         if self.variant.released:
@@ -191,7 +193,7 @@ class Step:
 
     @torch.no_grad()
     def predict(self) -> Tensor:
-        """An evaluation pass over the batch, as the training loop makes it: neither reference nor coordinator takes part."""
+        """An evaluation pass as the training loop makes it, without reference model and coordinator."""
         self.model.eval()
         images = torch.cat(self.setting.batch.views)
         z = (
@@ -204,32 +206,31 @@ class Step:
         return classes
 
     def memory(self) -> Memory:
-        """Of one step, the optimiser's state being there already."""
-        for group in self.optimiser.param_groups:  # a step with zero gradients makes the state
+        """The memory of one step that finds the optimizer's state in place."""
+        for group in self.optimizer.param_groups:  # a step with zero gradients makes the state
             for parameter in group["params"]:
                 parameter.grad = torch.zeros_like(parameter)
-        self.optimiser.step()
-        self.optimiser.zero_grad()
-        self()  # a first step makes what all others find: the copies of S that the operator works with
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self()  # the first step makes the copies of S that the operator works with; all others find them
         copies = copies_of(self.model.eagc.matrix) if getattr(self.model, "eagc", None) else []
         model = [*resident(self.model), *copies]
-        device, held = self.setting.device, [*model, *optimiser_state(self.optimiser)]
+        device, state = self.setting.device, optimizer_state(self.optimizer)
+        held = [*model, *state]
         inputs = [*self.setting.batch.views, *self.setting.batch.rows[:3], self.setting.batch.labelled_rows]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
-            strangers = torch.cuda.memory_allocated(device) - size(held)
+            other_memory = torch.cuda.memory_allocated(device) - size(held)
         saved, alive = measure_step(self.loss, self.finish, held, inputs)
-        peak = (
-            torch.cuda.max_memory_allocated(device) - strangers
-            if device.type == "cuda"
-            else size(held) + alive
-        )
-        return Memory(size(model), size(optimiser_state(self.optimiser)), saved, peak)
+        peak = size(held) + alive
+        if device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(device) - other_memory
+        return Memory(size(model), size(state), saved, peak)
 
 
 class ReleasedStudent(nn.Module):
-    """The released way: a whole ViT for z, with `norm(x)[:, 0]`; a second whole ViT, without gradient, for z_ref of all rows; hooks."""
+    """The released way: a whole ViT for z with `norm(x)[:, 0]`, a second one for z_ref, and hooks."""
 
     def __init__(
         self, vit: nn.Module, method: nn.Module, reference: nn.Module | None, coordinator: HookCoordinator

@@ -1,7 +1,7 @@
-"""Seconds of semi-supervised k-means at the size of CUB: 6,000 features of 768 dimensions, 200 clusters, a quarter of the points fixed.
+"""pytest-benchmark suite of semi-supervised k-means: `make suites`.
 
-`make suites`, or python -m pytest bench/suite_clustering.py -o python_files='suite_*.py'. Wall time with all cores of the machine, as the
-training loop clusters: the one suite that is not of one thread.
+The size is that of CUB: 6,000 features of 768 dimensions, 200 clusters, a quarter of the points fixed. Times
+are wall time with all cores of the machine, as in the training loop; the other suites have one thread.
 """
 
 import os
@@ -25,7 +25,10 @@ def threads() -> int:
 
 @pytest.fixture(scope="module")
 def problem() -> tuple[torch.Tensor, torch.Tensor]:
-    """Unit features in overlapping classes (within-class spread 1.2 times the length of a class mean), and the fixed labels."""
+    """Unit features in overlapping classes, and the fixed labels.
+
+    The spread within a class is 1.2 times the length of a class mean.
+    """
     g = torch.Generator().manual_seed(0)
     y = torch.arange(POINTS) % K
     noise = 1.2 * torch.randn(POINTS, DIM, generator=g) / DIM**0.5
@@ -40,11 +43,11 @@ def problem() -> tuple[torch.Tensor, torch.Tensor]:
 )
 def test_clustering(measured, problem, balanced, restarts):
     size = POINTS // K if balanced else None
-    found = measured(
+    clustering = measured(
         lambda: semi_supervised_kmeans(
             *problem, K, generator=torch.Generator().manual_seed(0), cluster_size=size, restarts=restarts
         ),
         rounds=3 if restarts == 1 else 1,
         warmup_rounds=1 if restarts == 1 else 0,
     )
-    assert found.labels.max() < K
+    assert clustering.labels.max() < K

@@ -1,6 +1,7 @@
-"""pytest-benchmark suite of the operator: `make suites`, or python -m pytest bench/suite_operator.py -o python_files='suite_*.py'
+"""pytest-benchmark suite of the operator: `make suites`.
 
-CPU time of one provider after the other; for ratios on a noisy machine use `eagc bench operator`, which interleaves.
+Variants are timed one after the other, in CPU time. `eagc bench operator` interleaves them, for ratios on a
+noisy machine.
 """
 
 import time
@@ -8,7 +9,7 @@ import time
 import pytest
 import torch
 
-from eagc_ops.bench.inputs import make_features, make_inputs
+from eagc_ops.bench.inputs import make_features, make_workload
 from eagc_ops.bench.operator import ROWS, check, variants
 from eagc_ops.subspace import solve_conceptor
 
@@ -17,16 +18,16 @@ pytestmark = pytest.mark.benchmark(timer=time.process_time)
 
 @pytest.fixture(scope="module", params=ROWS, ids=lambda rows: f"rows={rows}")
 def runs(request):
-    inputs = make_inputs(request.param)
-    runs = variants(inputs)
-    check(inputs, runs)
+    workload = make_workload(request.param)
+    runs = variants(workload)
+    check(workload, runs)
     return runs
 
 
-@pytest.mark.parametrize("form", ["hooks", "given", "ema", "limit"])
-def test_operator(benchmark, measured, runs, form):
-    benchmark.group = f"operator {form}"
-    measured(runs[form])
+@pytest.mark.parametrize("name", ["hooks", "fixed", "running", "limit"])
+def test_operator(benchmark, measured, runs, name):
+    benchmark.group = f"operator {name}"
+    measured(runs[name])
 
 
 @pytest.mark.parametrize("dim", [768, 1024])

@@ -1,14 +1,15 @@
-"""pytest-benchmark suite of the providers: `make suites`, or python -m pytest bench/suite_throughput.py -o python_files='suite_*.py'
+"""pytest-benchmark suite of the contenders: `make suites`.
 
-Absolute times of one provider after the other; `eagc bench throughput` interleaves them and gives ratios, rates and errors.
+Absolute times of one contender after the other. `eagc bench throughput` interleaves them and gives ratios,
+rates and errors.
 """
 
 import pytest
 import torch
 
-from eagc_ops.bench.inputs import error, make_inputs
+from eagc_ops.bench.inputs import error, make_workload
 from eagc_ops.bench.measure import clock
-from eagc_ops.bench.throughput import DTYPES, providers, shapes
+from eagc_ops.bench.throughput import DTYPES, contenders, shapes
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
@@ -19,19 +20,19 @@ pytestmark = pytest.mark.benchmark(timer=clock(DEVICE))
     "shape", shapes(DEVICE, quick=True), ids=lambda shape: f"{shape.rows}x{shape.dim}-{shape.dtype}"
 )
 @pytest.mark.parametrize("number", range(7))
-def test_provider(benchmark, measured, shape, number):
-    inputs = make_inputs(shape.rows, shape.dim, dtype=DTYPES[shape.dtype], device=DEVICE)
-    found = providers(inputs)
-    if number >= len(found):
+def test_contender(benchmark, measured, shape, number):
+    workload = make_workload(shape.rows, shape.dim, dtype=DTYPES[shape.dtype], device=DEVICE)
+    listed = contenders(workload)
+    if number >= len(listed):
         pytest.skip("the Triton kernel needs a GPU")
-    provider = found[number]
-    if error(inputs, provider.run(), running=provider.running).too_large(inputs.z.dtype):
-        pytest.skip(f"{provider.name} is wrong in {shape.dtype}: not timed")
+    contender = listed[number]
+    if error(workload, contender.run(), running=contender.running).too_large(workload.z.dtype):
+        pytest.skip(f"{contender.name} is wrong in {shape.dtype}: not timed")
     benchmark.group = f"{shape.rows} rows, D = {shape.dim}, {shape.dtype}"
-    benchmark.name = provider.name
+    benchmark.name = contender.name
 
     def run():
-        provider.run()
+        contender.run()
         if DEVICE.type == "cuda":
             torch.cuda.synchronize()
 

@@ -1,4 +1,7 @@
-"""`eagc bench throughput`: rows x D x dtype, one line per provider. A provider that is wrong on the inputs is not timed."""
+"""`eagc bench throughput`: rows x D x dtype, one row of results per contender.
+
+A contender that is wrong is not timed.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +17,14 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from eagc_ops import EAGC, kernels
 from eagc_ops.bench import gpu
 from eagc_ops.bench.hooks import HookCoordinator
-from eagc_ops.bench.inputs import MOMENTUM, OPTIONS, Inputs, error, make_inputs
+from eagc_ops.bench.inputs import MOMENTUM, SETTINGS, Error, Workload, coordinated, error, make_workload
 from eagc_ops.bench.measure import Timing, clock, interleave, ratio, rounds_within
 from eagc_ops.bench.work import count, nominal_work
-from eagc_ops.kernels import formulas
+from eagc_ops.kernels import Execution, Inputs
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HOOKS = "released hooks"
-LIMIT = "products of the rows that must be multiplied"
+COMPILED = "torch.compile of plain torch"
 
 
 class Shape(NamedTuple):
@@ -31,73 +34,94 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Provider:
-    """`run()` goes from the gradient at the operator's output to the gradient at z, the forward call included."""
+class Contender:
+    """`run()` makes the forward call and goes from the gradient at its output to the gradient at z.
+
+    `running`: the energy reference is updated from the batch first (as released); otherwise it is fixed (as
+    in the paper). `on_a_gpu` replaces `run` where host syncs are counted, if a GPU would run something else.
+    """
 
     name: str
-    running: bool  # the energy reference is updated from the batch first (released), or given (paper)
+    running: bool
     run: Callable[[], Tensor]
-    on_a_gpu: Callable[[], object] | None = (
-        None  # to count host syncs: what a GPU would run, where that is something else
-    )
+    on_a_gpu: Callable[[], object] | None = None
 
 
-def shapes(device: torch.device, quick: bool) -> list[Shape]:
-    """What is measured by default. A CPU gets one 16-bit shape: without 16-bit products its torch is far slower there than in fp32."""
-    if device.type == "cuda":
-        sizes = (
-            [(256, 768), (4096, 768)]
-            if quick
-            else [(rows, dim) for rows in (256, 1024, 4096, 16384) for dim in (384, 768, 1024, 4096)]
-        )
-        return [Shape(*size, dtype) for size in sizes for dtype in DTYPES]
-    sizes = (
-        [(256, 768), (1024, 768), (4096, 768)]
-        if quick
-        else [(rows, dim) for rows in (256, 1024, 4096) for dim in (384, 768, 1024)]
-    )
+def shapes(
+    device: torch.device,
+    quick: bool,
+    rows: list[int] | None = None,
+    dims: list[int] | None = None,
+    dtypes: list[str] | None = None,
+) -> list[Shape]:
+    """The shapes to measure. `rows`, `dims` and `dtypes` replace that side of the default sweep.
+
+    By default a CPU gets one 16-bit shape: without 16-bit products its torch is far slower there than in
+    fp32.
+    """
+    chosen = _gpu_sweep(quick) if device.type == "cuda" else _cpu_sweep(quick)
+    for column, values in enumerate((rows, dims, dtypes)):
+        if values:
+            rest = dict.fromkeys(shape[:column] + shape[column + 1 :] for shape in chosen)
+            chosen = [Shape(*other[:column], value, *other[column:]) for other in rest for value in values]
+    return chosen
+
+
+def _gpu_sweep(quick: bool) -> list[Shape]:
+    sizes = [(rows, dim) for rows in (256, 1024, 4096, 16384) for dim in (384, 768, 1024, 4096)]
+    if quick:
+        sizes = [(256, 768), (4096, 768)]
+    return [Shape(*size, dtype) for size in sizes for dtype in DTYPES]
+
+
+def _cpu_sweep(quick: bool) -> list[Shape]:
+    sizes = [(rows, dim) for rows in (256, 1024, 4096) for dim in ((768,) if quick else (384, 768, 1024))]
     return [*(Shape(*size, "fp32") for size in sizes), Shape(64, 768, "bf16")]
 
 
-def throughput_rows(wanted: list[Shape], device: torch.device, budget: float) -> list[dict[str, Any]]:
+def throughput_rows(chosen: list[Shape], device: torch.device, budget: float) -> list[dict[str, Any]]:
     """Measured rows; `budget` is seconds per shape."""
-    return [row for shape in wanted for row in measure(shape, providers, device, budget)]
+    return [row for shape in chosen for row in measure(shape, contenders, device, budget)]
 
 
 def measure(
-    shape: Shape, make: Callable[[Inputs], list[Provider]], device: torch.device, budget: float
+    shape: Shape, make: Callable[[Workload], list[Contender]], device: torch.device, budget: float
 ) -> list[dict[str, Any]]:
-    """The gate, then the clock: every provider is compared with fp64, and those that pass are timed together."""
-    inputs = make_inputs(shape.rows, shape.dim, dtype=DTYPES[shape.dtype], device=device)
-    found = {}
-    for provider in make(inputs):
+    """First the gate, then the clock: contenders that agree with fp64 are timed together."""
+    workload = make_workload(shape.rows, shape.dim, dtype=DTYPES[shape.dtype], device=device)
+    passed: dict[Contender, Error] = {}
+    failed: dict[Contender, str] = {}
+    for contender in make(workload):
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")  # inductor's own deprecations
-                found[provider] = error(inputs, provider.run(), running=provider.running)
-        except (
-            Exception
-        ) as failure:  # no compiler for torch.compile, too little memory, ...: the others are still measured
-            found[provider] = (
-                f"{type(failure).__name__}: {str(failure).splitlines()[0] if str(failure) else ''}"
+                its_error = error(workload, contender.run(), running=contender.running)
+        except Exception as failure:  # no compiler, too little memory, ...: the others are still measured
+            first_line = str(failure).splitlines()[0] if str(failure) else ""
+            failed[contender] = f"{type(failure).__name__}: {first_line}"
+            continue
+        if its_error.too_large(workload.z.dtype):
+            failed[contender] = (
+                f"wrong by {its_error.result:.1e}, its correction by {its_error.correction:.1e}"
             )
-    wrong = {p: f for p, f in found.items() if isinstance(f, str) or f.too_large(inputs.z.dtype)}
-    right = {p: f for p, f in found.items() if p not in wrong}
-    runs = {p.name: p.run for p in right} | products(inputs, running=False) | products(inputs, running=True)
-    timings = time_together(runs, {p.name: count(p.on_a_gpu or p.run).syncs for p in right}, device, budget)
-    rows = [row(shape, inputs, provider, right[provider], timings, device) for provider in right]
-    for provider, failure in wrong.items():
-        verdict = (
-            failure
-            if isinstance(failure, str)
-            else f"wrong by {failure.result:.1e}, its correction by {failure.correction:.1e}"
-        )
-        rows.append({**_identity(shape, provider), "kind": "not timed", "reason": verdict})
-    return rows
+        else:
+            passed[contender] = its_error
+    runs = {contender.name: contender.run for contender in passed}
+    runs |= products(workload, running=False) | products(workload, running=True)
+    syncs = {contender.name: count(contender.on_a_gpu or contender.run).syncs for contender in passed}
+    timings = _time_together(runs, syncs, device, budget)
+    rows = [
+        _row(shape, workload, contender, its_error, timings, device)
+        for contender, its_error in passed.items()
+    ]
+    return rows + [
+        {**_identity(shape, contender), "kind": "not timed", "reason": reason}
+        for contender, reason in failed.items()
+    ]
 
 
-class Measured(NamedTuple):
-    """Timings by provider name: of whole eager calls; on a GPU also of graph replays (where nothing waits) and of the host alone."""
+class _Timings(NamedTuple):
+    """By contender: eager calls. On a GPU also graph replays, of calls that do not wait, and the host."""
 
     eager: dict[str, Timing]
     graph: dict[str, Timing]
@@ -105,33 +129,37 @@ class Measured(NamedTuple):
     syncs: dict[str, int]
 
 
-def time_together(
+def _time_together(
     runs: dict[str, Callable[[], object]], syncs: dict[str, int], device: torch.device, budget: float
-) -> Measured:
+) -> _Timings:
     rounds = rounds_within(budget, runs)
     eager = interleave(runs, rounds, clock(device))
     if device.type != "cuda":
-        return Measured(eager, {}, {}, syncs)
+        return _Timings(eager, {}, {}, syncs)
     capturable = {name: run for name, run in runs.items() if not syncs.get(name)}
     graphs = {name: graph for name, run in capturable.items() if (graph := gpu.capture(run))}
     host = {name: gpu.host_seconds(run, rounds) for name, run in runs.items()}
-    return Measured(eager, gpu.device_seconds(graphs, rounds), host, syncs)
+    return _Timings(eager, gpu.device_seconds(graphs, rounds), host, syncs)
 
 
-def row(
-    shape: Shape, inputs: Inputs, provider: Provider, found, timings: Measured, device: torch.device
+def _row(
+    shape: Shape,
+    workload: Workload,
+    contender: Contender,
+    its_error: Error,
+    timings: _Timings,
+    device: torch.device,
 ) -> dict[str, Any]:
-    """Rates are nominal work per second: of the device where a graph could be replayed, else of the whole call (`rates_of`)."""
-    name = provider.name
-    labelled = int(inputs.mask.sum())
-    work = nominal_work(
-        shape.rows - labelled, labelled, shape.dim, inputs.z.element_size(), running=provider.running
-    )
+    """Rates are nominal work per second: of the device if a graph was replayed, else of the whole call."""
+    name, running = contender.name, contender.running
+    labelled = int(workload.mask.sum())
+    unlabelled = shape.rows - labelled
+    work = nominal_work(unlabelled, labelled, shape.dim, workload.z.element_size(), running=running)
     by = timings.graph if name in timings.graph else timings.eager
     seconds = by[name].median
-    limits = [timing for other, timing in by.items() if other.startswith(limit_name(provider.running))]
+    limits = [timing for other, timing in by.items() if other.startswith(_limit_name(running))]
     return {
-        **_identity(shape, provider),
+        **_identity(shape, contender),
         "kind": "measured",
         "seconds": timings.eager[name].spread,
         "speed_up": ratio(timings.eager[HOOKS], timings.eager[name]) if HOOKS in timings.eager else None,
@@ -144,191 +172,107 @@ def row(
         "flop_per_byte": work.intensity,
         "share_of_limit": ratio(min(limits, key=lambda timing: timing.median), by[name]) if limits else None,
         "host_syncs_on_gpu": timings.syncs[name],
-        "aten_ops": None if name == COMPILED else count(provider.run).ops,
-        "launches": gpu.launches(provider.run) if device.type == "cuda" else None,
-        "error": found.result,
+        "aten_ops": None if name == COMPILED else count(contender.run).ops,
+        "launches": gpu.launches(contender.run) if device.type == "cuda" else None,
+        "error": its_error.result,
         "page_faults": timings.eager[name].median_faults,
     }
 
 
-COMPILED = "torch.compile of plain torch"
+def _identity(shape: Shape, contender: Contender) -> dict[str, Any]:
+    return {
+        **dict(zip(("rows", "D", "dtype"), shape)),
+        "contender": contender.name,
+        "Ebar": "running" if contender.running else "given",
+    }
 
 
-def providers(inputs: Inputs) -> list[Provider]:
-    """Everyone who can run on the inputs' device."""
-    torch.compiler.reset()  # or the ninth shape would be refused by dynamo and run eagerly
-    matrix = inputs.subspace.matrix.to(inputs.z.dtype)
-    start = inputs.subspace.energy_ref.item()
+def contenders(workload: Workload) -> list[Contender]:
+    """All contenders that can run on the workload's device."""
+    torch.compiler.reset()  # or dynamo would refuse the ninth shape and run it eagerly
+    z, z_ref, mask, subspace = workload.z, workload.z_ref, workload.mask, workload.subspace
+    matrix = subspace.matrix.to(z.dtype)
+    start = subspace.energy_ref.item()
 
     def backward(out: Tensor) -> Tensor:
-        return torch.autograd.grad(out, inputs.z, inputs.g)[0]
+        return torch.autograd.grad(out, z, workload.g)[0]
 
     def hooks() -> Tensor:
-        return backward(
-            HookCoordinator(matrix, start, momentum=MOMENTUM).attach(inputs.z, inputs.z_ref, inputs.mask)
-        )
+        return backward(HookCoordinator(matrix, start, momentum=MOMENTUM).attach(z, z_ref, mask))
 
-    def plain(formulas: Callable) -> Callable[[], Tensor]:
-        energy_ref = inputs.subspace.energy_ref.to(inputs.z.dtype)
-        return lambda: backward(
-            Plain.apply(inputs.z, inputs.z_ref, inputs.mask, matrix, energy_ref, formulas)
-        )
+    def plain(formula: Callable[..., Tensor]) -> Callable[[], Tensor]:
+        inputs = workload.inputs.widened(z.dtype)
+        return lambda: backward(_Plain.apply(z, inputs, formula))
 
     def ours(impl: str, running: bool) -> Callable[[], Tensor]:
-        eagc = EAGC(inputs.subspace, energy_momentum=MOMENTUM if running else None, impl=impl).train()
+        eagc = EAGC(subspace, energy_momentum=MOMENTUM if running else None, impl=impl).train()
 
         def run() -> Tensor:
-            if running:
-                eagc.energy_ref.copy_(
-                    inputs.subspace.energy_ref
-                )  # every call sees the same energy reference, as the hooks do
-            return backward(eagc(inputs.z, inputs.z_ref, inputs.mask))
+            if running:  # every call sees the same energy reference, as the hooks do
+                eagc.energy_ref.copy_(subspace.energy_ref)
+            return backward(eagc(z, z_ref, mask))
 
         return run
 
-    found = [
-        Provider(HOOKS, True, hooks),
-        Provider("plain torch", False, plain(coordinated)),
-        Provider(COMPILED, False, plain(torch.compile(coordinated, dynamic=False)), plain(coordinated)),
+    listed = [
+        Contender(HOOKS, True, hooks),
+        Contender("plain torch", False, plain(coordinated)),
+        Contender(COMPILED, False, plain(torch.compile(coordinated, dynamic=False)), plain(coordinated)),
     ]
-    for impl in (
-        ("torch", "triton")
-        if inputs.z.is_cuda and not kernels.why_not_triton(inputs.z.device, inputs.z.dtype)
-        else ("torch",)
-    ):
+    triton = z.is_cuda and not kernels.why_not_triton(z.device, z.dtype)
+    for impl in ("torch", "triton") if triton else ("torch",):
         for running in (False, True):
-            # The CPU path reads values, which costs nothing there; on a GPU the torch path is another one.
-            on_a_gpu = (
-                None if inputs.z.is_cuda else (lambda running=running: torch_path_on_a_gpu(inputs, running))
-            )
-            found.append(
-                Provider(
-                    f"ours, {impl}" + (", running Ebar" if running else ""),
-                    running,
-                    ours(impl, running),
-                    on_a_gpu,
-                )
-            )
-    return found
+            name = f"ours, {impl}, running Ebar" if running else f"ours, {impl}"
+            # The CPU path reads values, which costs nothing there; on a GPU the torch path is a different
+            # one.
+            on_a_gpu = None if z.is_cuda else lambda running=running: torch_path_on_a_gpu(workload, running)
+            listed.append(Contender(name, running, ours(impl, running), on_a_gpu))
+    return listed
 
 
-def coordinated(
-    g: Tensor, z: Tensor, z_ref: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor
-) -> Tensor:
-    """Plain torch: the formulas over all rows, in the inputs' dtype."""
-    return formulas.coordinate(g, z, z_ref, mask, matrix, energy_ref, **OPTIONS)[0]
-
-
-class Plain(torch.autograd.Function):
-    """Identity forward; `formulas` in backward."""
+class _Plain(torch.autograd.Function):
+    """Identity forward; `formula` in backward."""
 
     @staticmethod
-    def forward(ctx, z, z_ref, mask, matrix, energy_ref, formulas):
-        ctx.save_for_backward(z, z_ref, mask, matrix, energy_ref)
-        ctx.formulas = formulas
+    def forward(ctx, z, inputs, formula):
+        ctx.inputs, ctx.formula = inputs, formula
         return z.view_as(z)
 
     @staticmethod
     def backward(ctx, g):
-        return ctx.formulas(g, *ctx.saved_tensors), *(None,) * 5
+        return ctx.formula(g, ctx.inputs), None, None
 
 
-def products(inputs: Inputs, *, running: bool) -> dict[str, Callable[[], Tensor]]:
+def products(workload: Workload, *, running: bool) -> dict[str, Callable[[], Tensor]]:
     """The device's limit: one product of all rows that must be multiplied, laid out in memory beforehand.
 
-    z and g of unlabelled rows; with a running energy reference z of labelled rows too. 16-bit rows also widened: a CPU without 16-bit
-    products is faster that way, and the limit is whatever is fastest.
+    These are z and g of unlabelled rows and, with a running energy reference, z of labelled rows. 16-bit rows
+    are also tried in fp32: a CPU without 16-bit products is faster that way, and the limit is the faster of
+    the two.
     """
-    z = inputs.z.detach()
-    rows = torch.cat([z if running else z[~inputs.mask], inputs.g[~inputs.mask]])
+    z = workload.z.detach()
+    rows = torch.cat([z if running else z[~workload.mask], workload.g[~workload.mask]])
 
     def product(dtype: torch.dtype) -> Callable[[], Tensor]:
-        a, b = rows.to(dtype), inputs.subspace.matrix.to(dtype)
+        a, b = rows.to(dtype), workload.subspace.matrix.to(dtype)
         return lambda: a @ b
 
-    return {
-        f"{limit_name(running)}, {dtype}": product(dtype)
-        for dtype in dict.fromkeys((rows.dtype, torch.float32))
-    }
+    dtypes = dict.fromkeys((rows.dtype, torch.float32))
+    return {f"{_limit_name(running)}, {dtype}": product(dtype) for dtype in dtypes}
 
 
-def limit_name(running: bool) -> str:
-    return f"{LIMIT}, {'running' if running else 'given'} Ebar"
+def _limit_name(running: bool) -> str:
+    return f"products of the rows that must be multiplied, {'running' if running else 'fixed'} Ebar"
 
 
-def torch_path_on_a_gpu(inputs: Inputs, running: bool) -> None:
-    """What impl="torch" issues on a GPU, on tensors without content: a read of a value would raise."""
-    real = (inputs.g, inputs.z, inputs.z_ref, inputs.mask, inputs.subspace.matrix, inputs.subspace.energy_ref)
+def torch_path_on_a_gpu(workload: Workload, running: bool) -> None:
+    """Issue the operations of impl="torch" on a GPU, on tensors without values: reading one would raise."""
+    execution = Execution("torch")
+    real = (workload.g, *(x for x in workload.inputs if x is not None))
     with FakeTensorMode():
-        g, z, z_ref, mask, matrix, energy_ref = (
-            torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in real
-        )
+        g, *inputs = (torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in real)
+        inputs = Inputs(*inputs)
         if running:
-            _, energy_ref = kernels.labelled_energy(
-                z, mask, matrix, energy_ref, momentum=MOMENTUM, impl="torch"
-            )
-        kernels.coordinate(g, z, z_ref, mask, matrix, energy_ref, impl="torch", **OPTIONS)
-
-
-def _identity(shape: Shape, provider: Provider) -> dict[str, Any]:
-    return {
-        **dict(zip(("rows", "D", "dtype"), shape)),
-        "provider": provider.name,
-        "Ebar": "running" if provider.running else "given",
-    }
-
-
-def table(rows: list[dict[str, Any]]) -> list[dict[str, str]]:
-    """For reading: one line per row, in the units of the device."""
-
-    def cell(value: Any, scale: float = 1, form: str = ".2f") -> str:
-        return "-" if value is None else f"{value * scale:{form}}"
-
-    on_a_gpu = any(r.get("host_seconds") for r in rows)
-    gpu_columns = ("device us", "host us", "launches", "rates of") if on_a_gpu else ()
-    columns = (
-        "ms",
-        "speed-up",
-        *gpu_columns,
-        "GFLOP/s",
-        "GB/s",
-        "of limit",
-        "syncs on GPU",
-        "ops",
-        "page faults",
-    )
-    lines = []
-    for r in rows:
-        line = {name: str(r[name]) for name in ("rows", "D", "dtype", "provider", "Ebar")}
-        if r["kind"] == "not timed":
-            lines.append({**line, **dict.fromkeys(columns, "-"), "error": f"NOT TIMED: {r['reason']}"})
-            continue
-        gpu_cells = {}
-        if on_a_gpu:
-            gpu_cells = {
-                "device us": "-"
-                if r["device_seconds"] is None
-                else cell(r["device_seconds"].median, 1e6, ".1f")
-            }
-            gpu_cells |= {
-                "host us": cell(r["host_seconds"].median, 1e6, ".1f"),
-                "launches": cell(r["launches"], form="d"),
-            }
-            gpu_cells |= {"rates of": r["rates_of"]}
-        share = r["share_of_limit"]
-        lines.append(
-            {
-                **line,
-                "ms": cell(r["seconds"].median, 1e3, ".3g"),
-                "speed-up": str(r["speed_up"] or "-"),
-                **gpu_cells,
-                "GFLOP/s": cell(r["gflop_per_s"], form=".1f"),
-                "GB/s": cell(r["gb_per_s"]),
-                "of limit": f"{share.median:.0%} ({share.low:.0%}-{share.high:.0%})" if share else "-",
-                "syncs on GPU": cell(r["host_syncs_on_gpu"], form="d"),
-                "ops": cell(r["aten_ops"], form="d"),
-                "page faults": cell(r["page_faults"], form=".0f"),
-                "error": cell(r["error"], form=".1e"),
-            }
-        )
-    return lines
+            _, energy_ref = kernels.labelled_energy(inputs, MOMENTUM, execution)
+            inputs = inputs._replace(energy_ref=energy_ref)
+        kernels.coordinate(g, inputs, SETTINGS, execution)

@@ -1,21 +1,22 @@
-"""The work of one call: floating-point operations and bytes of the formulas, and what an implementation issues to do it."""
+"""The work of one call: FLOPs and bytes of the formulas, and the operations that an implementation issues."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from eagc_ops.op import EAGERLY
+from eagc_ops.library import BODIES
 
 
 class Work(NamedTuple):
-    """Nominal: what the formulas ask for, whoever computes them. A higher rate is then a shorter time and nothing else.
+    """Nominal work: the formulas decide it, not the implementation, so a higher rate is a shorter time.
 
-    An implementation may do less (the CPU path reads one triangle of S and skips rows with tau = 0): its rate may exceed the roof.
+    An implementation may do less (the CPU path reads one triangle of S and skips rows with tau = 0), and its
+    rate may then exceed the roof.
     """
 
     flops: int
@@ -28,11 +29,12 @@ class Work(NamedTuple):
 
 
 def nominal_work(unlabelled: int, labelled: int, dim: int, itemsize: int, *, running: bool) -> Work:
-    """FLOPs of the formulas on the rows they apply to; every operand read once, the result written once.
+    """FLOPs of the formulas on their rows; every operand is read once, the result is written once.
 
-    Per unlabelled row: z S and g S (2 D^2 each), z . (z S) and |z|^2 (2 D each), g - w (g S) (2 D). Per labelled row: g + c (z - z_ref)
-    (3 D), and with a running energy reference its energy: z S, z . (z S) and |z|^2. Read: S, g and z of all rows, z_ref of labelled rows,
-    a byte of mask per row. Written: all rows. `itemsize` is that of z; S has the same.
+    An unlabelled row costs z S and g S (2 D^2 each), z . (z S) and |z|^2 (2 D each), and g - w (g S) (2 D). A
+    labelled row costs g + c (z - z_ref) (3 D) and, with a running energy reference, its energy: z S, z . (z
+    S) and |z|^2. S, g and z of all rows, z_ref of labelled rows and one byte of mask per row are read; all
+    rows are written. `itemsize` is that of z; S has the same.
 
     >>> nominal_work(unlabelled=1, labelled=1, dim=2, itemsize=4, running=False)
     Work(flops=34, bytes=74)
@@ -51,38 +53,61 @@ class Issued(NamedTuple):
 
 
 def count(run: Callable[[], object]) -> Issued:
-    """Run once and count. Triton launches are no aten operations: on a GPU the profiler counts them (`gpu.launches`)."""
+    """Run once and count. Triton launches are no aten operations: `gpu.launches` counts them on a GPU."""
     with _Counter() as counter:
         run()
     return Issued(counter.ops, counter.syncs)
 
 
-class _Counter(TorchDispatchMode):
+class Watch(TorchDispatchMode):
+    """Calls `see(func, args)` before every aten operation, inside the operator's opaque ops too."""
+
+    def see(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
+        raise NotImplementedError
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "eagc":
+            # torch switches a mode off inside an opaque op, so its body runs under the mode instead.
+            with self:
+                return BODIES[func.overloadpacket.__name__](*args, **(kwargs or {}))
+        self.see(func, args)
+        return func(*args, **(kwargs or {}))
+
+
+# Operations that hand a value to the host, or whose output has a size that depends on values.
+_WAITING = {
+    "item",  # seen on meta tensors only; on others its first step is _local_scalar_dense
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "equal",
+    "_unique2",
+    "unique_dim",
+    "unique_consecutive",
+}
+_INDEXED = {"index", "index_put", "index_put_"}
+
+
+def why_it_waits(func: torch._ops.OpOverload, args: tuple[Any, ...]) -> str:
+    """The reason why the host would wait for a GPU in this operation, or "".
+
+    >>> why_it_waits(torch.ops.aten.nonzero.default, ())
+    'nonzero waits for the device'
+    """
+    name = func.overloadpacket.__name__
+    if name in _WAITING:
+        return f"{name} waits for the device"
+    # A boolean index becomes `nonzero` below the level that a dispatch mode can see.
+    if name in _INDEXED and any(isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1]):
+        return "a boolean index waits for the device"
+    return ""
+
+
+class _Counter(Watch):
     def __init__(self) -> None:
         super().__init__()
         self.ops = self.syncs = 0
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        if func in EAGERLY:  # an opaque op hides what it does from a dispatch mode: look inside
-            with self:
-                return EAGERLY[func](*args, **(kwargs or {}))
+    def see(self, func: torch._ops.OpOverload, args: tuple[Any, ...]) -> None:
         self.ops += not func.is_view
-        self.syncs += _waits(func, args)
-        return func(*args, **(kwargs or {}))
-
-
-_READS = {
-    torch.ops.aten._local_scalar_dense,
-    torch.ops.aten.nonzero,
-    torch.ops.aten.masked_select,
-    torch.ops.aten.equal,
-}
-_INDEXED = {torch.ops.aten.index, torch.ops.aten.index_put, torch.ops.aten.index_put_}
-
-
-def _waits(func, args: tuple) -> bool:
-    """The host needs a value: it is read, or decides a shape. A boolean index becomes `nonzero` below the level a mode can see."""
-    by_mask = func.overloadpacket in _INDEXED and any(
-        isinstance(i, Tensor) and i.dtype == torch.bool for i in args[1]
-    )
-    return by_mask or func.overloadpacket in _READS
+        self.syncs += bool(why_it_waits(func, args))

@@ -41,7 +41,7 @@ COMMANDS = {
         "estimate the number of classes of a data set (Brent or bisection)",
     ),
     "bench": (
-        "eagc_ops.bench.cli",
+        "eagc_ops.bench.commands",
         "bench",
         "measure: the operator against the released hooks, the conceptor, compile-without-GPU resources",
     ),

@@ -214,33 +214,6 @@ def source(case: Case) -> ASTSource:
     return ASTSource(kernel, signature, constexprs, attributes)
 
 
-def columns(case: Case, resources: Resources) -> dict[str, object]:
-    """One line of the gate's table: heading -> value."""
-    tile = case.tile
-    options = {
-        "z_ref fp32": case.wide_ref,
-        "tau uniform": case.tau == "uniform",
-        "count": case.count,
-        "rows beyond 2 GB": case.far_rows,
-    }
-    return {
-        "kernel": case.kernel,
-        "arch": case.arch,
-        "dtype": ", ".join([case.dtype, *(name for name, chosen in options.items() if chosen)]),
-        "precision": case.precision,
-        "rows <=": case.rows,
-        "D <=": case.dim,
-        "tile MxNxK": f"{tile.block_m}x{tile.block_n}x{tile.block_k}",
-        "warps": tile.warps,
-        "stages": tile.stages,
-        "registers": resources.registers,
-        "spill st/ld": f"{resources.spill_stores}/{resources.spill_loads}",
-        "shared KB": f"{resources.shared / 1024:.1f}",
-        "blocks/SM": resources.blocks_per_sm,
-        "gate": "; ".join(resources.problems) or "ok",
-    }
-
-
 def as_record(case: Case, resources: Resources) -> dict[str, Any]:
     """One JSON object per compilation, for results files and models of GPU time."""
     record = asdict(case) | asdict(resources)

@@ -1,16 +1,28 @@
-"""`eagc bench compare`: what became worse or was lost is flagged; noise, baselines and other machines' times are not."""
+"""`eagc bench compare` flags what became worse or was lost, not noise, baselines or other machines' times."""
 
 import json
 
 import pytest
+from records import records
 
-from eagc_ops.bench.cli import main
-from eagc_ops.bench.compare import BASELINES, IDENTITY, compare, table
-from eagc_ops.bench.measure import Spread, load, save
-from eagc_ops.bench.readme import RESULTS
+from eagc_ops.bench.commands import main
+from eagc_ops.bench.compare import BASELINES, IDENTITY, compare
+from eagc_ops.bench.figures import RESULTS
+from eagc_ops.bench.measure import Spread
+from eagc_ops.bench.results_file import load, save
+from eagc_ops.bench.tables import changes as table
 
-ROW = {"kind": "measured", "rows": 256, "D": 768, "dtype": "fp32", "provider": "ours, torch", "Ebar": "given",
-       "seconds": Spread(0.010, 0.0095, 0.0105), "speed_up": Spread(2.0, 1.9, 2.1), "error": 1e-8}  # fmt: skip
+ROW = {
+    "kind": "measured",
+    "rows": 256,
+    "D": 768,
+    "dtype": "fp32",
+    "contender": "ours, torch",
+    "Ebar": "given",
+    "seconds": Spread(0.010, 0.0095, 0.0105),
+    "speed_up": Spread(2.0, 1.9, 2.1),
+    "error": 1e-8,
+}
 ONES = Spread(1.0, 1.0, 1.0)
 
 
@@ -92,7 +104,7 @@ def test_the_rows_of_the_operator_and_of_the_solve():
     assert flagged(results(solve), results({**solve, **worse})) == ["seconds", "largest_error", "asymmetry"]
 
 
-# Rows that are gone -------------------------------------------------------------------------------------------------------------------
+# Rows that are gone -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["not timed", "refused"])
@@ -105,9 +117,9 @@ def test_a_row_that_is_no_longer_measured_is_a_regression_with_its_reason(kind):
     assert (
         change.regression
         and change.note == f"{kind} in B: wrong by 1.0e+00"
-        and "provider ours, torch" in change.row
+        and "contender ours, torch" in change.row
     )
-    assert table([change])[0][""] == "REGRESSION"
+    assert records(table([change]))[0][""] == "REGRESSION"
     # the other way round it is a gain, and a row that neither file measured is nothing
     other = {**ROW, "rows": 1}
     assert [c.note for c in compare(results(other, lost), results(other, ROW)) if c.measure == ""] == ["new"]
@@ -150,7 +162,7 @@ def test_what_is_no_measurement_is_not_compared(kind):
     assert len(compare(results(ROW, model), results(ROW, {**model, "seconds": 9.0}))) == 3
 
 
-# What the files must share ------------------------------------------------------------------------------------------------------------
+# What the files must share ----------------------------------------------------------------------------------
 
 
 def test_different_benchmarks_are_refused():
@@ -173,13 +185,23 @@ def test_other_rounds_are_the_same_settings():
     assert len(compare(few, many)) == 3
 
 
-# What is judged -----------------------------------------------------------------------------------------------------------------------
+# What is judged ---------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("part", ["machine", "versions"])
 def test_on_another_machine_ratios_and_bytes_are_judged_and_seconds_are_not(part):
-    a = {"seconds": 1.0, "step_seconds": 1.0, "launches": 1, "ratio_to_baseline": 1.1, "ratio_to_released": 1.1, "add_on_share": 0.1,
-         "peak_to_baseline": 1.1, "peak_to_released": 1.1, "host_syncs_on_gpu": 1, "memory": {"peak": 1, "kept": 1}}  # fmt: skip
+    a = {
+        "seconds": 1.0,
+        "step_seconds": 1.0,
+        "launches": 1,
+        "ratio_to_baseline": 1.1,
+        "ratio_to_released": 1.1,
+        "add_on_share": 0.1,
+        "peak_to_baseline": 1.1,
+        "peak_to_released": 1.1,
+        "host_syncs_on_gpu": 1,
+        "memory": {"peak": 1, "kept": 1},
+    }
     b = {name: {"peak": 2, "kept": 2} if name == "memory" else 2 * value for name, value in a.items()}
     b |= {"speed_up": 1.0, "error": 1e-6}
     before, here = one(**a), one(**b)
@@ -200,7 +222,7 @@ def test_another_version_of_this_package_is_the_same_machine():
 @pytest.mark.parametrize(
     ("part", "name"),
     [
-        ("provider", "released hooks"),
+        ("contender", "released hooks"),
         ("solve", "released"),
         ("way", "released"),
         ("way", "as released"),
@@ -249,10 +271,10 @@ def test_zeros_divide():
     assert [c.ratio for c in compare(zero, zero)] == [1, 1, 1, 1]
     assert flagged(zero, some) == ["seconds", "add_on_share"]
     assert flagged(some, zero) == ["speed_up"]
-    assert {row["worse by"] for row in table(compare(zero, some))} == {"inf", "0.00", "1.00"}
+    assert {row["worse by"] for row in records(table(compare(zero, some)))} == {"inf", "0.00", "1.00"}
 
 
-# The command and the committed files --------------------------------------------------------------------------------------------------
+# The command and the committed files ------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -276,12 +298,9 @@ def test_the_command(files, tmp_path, capsys):
     a, b = map(str, files)
     assert main(["compare", a, a]) == 0
     assert main(["compare", a, b]) == 1
-    found = capsys.readouterr()
-    assert (
-        "REGRESSION" in found.out
-        and "3 measurements compared, 1 regressions beyond 10%" in found.out
-        and found.err == ""
-    )
+    out, err = capsys.readouterr()
+    assert "REGRESSION" in out and err == ""
+    assert "3 measurements compared, 1 regressions beyond 10%" in out
     assert main(["compare", a, b, "--threshold", "1"]) == 0
     assert main(["compare", a, str(tmp_path / "none.json")]) == 2
     assert "no results file" in capsys.readouterr().err
@@ -307,14 +326,14 @@ def test_the_command_refuses_a_threshold_that_is_no_share(files, value, capsys):
         main(["compare", *map(str, files), f"--threshold={value}"])
     assert caught.value.code == 2
     error = capsys.readouterr().err
-    assert f"{value} is not above 0" in error and "0.1 is 10 %" in error
+    assert f"above 0 and at most 1, got {value};" in error and "0.1 is 10 %" in error
 
 
 @pytest.mark.parametrize("path", sorted(RESULTS.glob("*.json")), ids=lambda path: path.stem)
 def test_every_committed_file_can_be_compared(path):
-    found = load(path)
-    assert found["benchmark"] == path.stem
-    changes = compare(found, found)
+    results = load(path)
+    assert results["benchmark"] == path.stem
+    changes = compare(results, results)
     assert changes and not any(c.regression for c in changes)
 
 

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
+from records import records
 
 from eagc_ops.bench import conceptor
-from eagc_ops.bench.conceptor import exact_conceptors, quality_rows, quality_table, time_rows, time_table
+from eagc_ops.bench.conceptor import exact_conceptors, quality_rows, time_rows
 from eagc_ops.bench.inputs import make_features
+from eagc_ops.bench.tables import conceptor_quality, conceptor_times
 
 
 @pytest.mark.parametrize("count", [20, 200], ids=["N < D", "N > D"])
@@ -30,7 +32,7 @@ def test_quality_tells_the_ways_apart(count):
         assert row["largest_error"] < 1e-7 and row["asymmetry"] == 0
         assert -1e-6 < row["smallest_eigenvalue"] <= row["largest_eigenvalue"] < 1 + 1e-6
     assert max(row["largest_error"] for row in released) > 10 * max(row["largest_error"] for row in ours)
-    worst = {line["way"]: line["worst error"] for line in quality_table(rows)}
+    worst = {line["way"]: line["worst error"] for line in records(conceptor_quality(rows))}
     assert worst["ours"] == f"{max(row['largest_error'] for row in ours):.1e}"
 
 
@@ -52,9 +54,9 @@ def test_a_refused_fit_is_shown_as_refused(monkeypatch):
     assert [(row["way"], row["aperture"], row["reason"]) for row in rows if row["kind"] == "refused"] == [
         ("ours, fp32", 100.0, "does not resolve")
     ]
-    lines = {line["way"]: line["refused at"] for line in quality_table(rows)}
+    lines = {line["way"]: line["refused at"] for line in records(conceptor_quality(rows))}
     assert lines == {"released": "-", "ours": "-", "ours, fp32": "100"}
     monkeypatch.setattr(conceptor, "APERTURE", 50.0)
     times = time_rows(make_features(60, 24, torch.Generator().manual_seed(1)), budget=0.01)
     assert [row["kind"] for row in times] == ["measured", "measured", "refused"]
-    assert time_table(times)[-1]["ms"] == "refused"
+    assert records(conceptor_times(times))[-1]["ms"] == "refused"

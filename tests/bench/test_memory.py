@@ -3,30 +3,33 @@
 import torch
 from torch import nn
 
-from eagc_ops.bench.memory import Alive, Memory, Saved, measure_step, optimiser_state, resident, size
+from eagc_ops.bench.memory import Alive, Memory, Saved, measure_step, optimizer_state, resident, size
 
 
 def test_a_small_model_by_hand():
-    """Linear(8, 16), ReLU, Linear(16, 4) on 32 rows. Saved: the input (the batch: not counted) and the ReLU's output, which is also the
-    second layer's input: one storage. Most is alive in the ReLU's backward."""
+    """Linear(8, 16), ReLU, Linear(16, 4) on 32 rows.
+
+    The input is saved, but it is the batch and does not count. The ReLU's output is saved; it is also the
+    second layer's input, in one storage. Most memory is alive in the ReLU's backward.
+    """
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4))
-    optimiser = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
     x = torch.randn(32, 8)
 
     def finish(loss):
         loss.backward()
-        optimiser.step()
-        optimiser.zero_grad()
+        optimizer.step()
+        optimizer.zero_grad()
 
     def forward():
         return model(x).sum()
 
-    finish(forward())  # the optimiser has its state
+    finish(forward())  # the optimizer has its state
     parameters = 4 * (8 * 16 + 16 + 16 * 4 + 4)
     assert size(resident(model)) == parameters
-    assert size(optimiser_state(optimiser)) == parameters
-    held = [*resident(model), *optimiser_state(optimiser)]
+    assert size(optimizer_state(optimizer)) == parameters
+    held = [*resident(model), *optimizer_state(optimizer)]
     saved, alive = measure_step(forward, finish, held, [x])
     assert saved == 4 * 32 * 16
     assert (
@@ -39,7 +42,7 @@ def test_a_small_model_by_hand():
 
 
 def test_a_view_keeps_its_whole_storage():
-    """norm(x)[:, 0] keeps every token of every row alive: what made the released step larger than it looks."""
+    """norm(x)[:, 0] keeps every token of every row alive, so the released step is larger than it looks."""
     tokens, weight = torch.randn(4, 10, 8), torch.randn(8, requires_grad=True)
     with Saved() as saved:
         (tokens[:, 0] * weight).sum()
@@ -77,4 +80,4 @@ def test_alive_leaves_out_what_was_there_and_in_place_work():
 
 
 def test_kept_is_the_sum_of_its_parts():
-    assert Memory(parameters=1, optimiser=2, saved=4, peak=100).kept == 7
+    assert Memory(parameters=1, optimizer=2, saved=4, peak=100).kept == 7

@@ -1,42 +1,45 @@
-"""The overhead table on a small ViT: every table is there, every figure has its spread, the bars judge what they say."""
+"""The overhead table on a small ViT: all tables, the spread of every figure, the bars."""
 
 import json
 
 import pytest
 import torch
+from records import records
 
-from eagc_ops.bench import operator
-from eagc_ops.bench import overhead as tables
+from eagc_ops.bench import operator, tables
 from eagc_ops.bench.epochs import epoch_rows, first_images, first_of
-from eagc_ops.bench.measure import Spread, load, markdown, save
+from eagc_ops.bench.measure import Spread
+from eagc_ops.bench.overhead import PAPER, bars, overhead
+from eagc_ops.bench.pictures import draw_overhead
+from eagc_ops.bench.results_file import load, save
 from eagc_ops.bench.steps import OURS, VARIANTS, make_setting
 from eagc_ops.training.data import open_data, train_loader
 
 
 @pytest.fixture(scope="module")
-def found():
+def results():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(operator, "DIMS", (24,))  # the conceptors of D = 768 and 1024 take seconds
-        return tables.overhead("vit_tiny_patch16_224", 8, torch.device("cpu"), 2, images=8, image_size=32)
+        return overhead("vit_tiny_patch16_224", 8, torch.device("cpu"), 2, images=8, image_size=32)
 
 
-def test_every_variant_has_time_memory_and_its_ratios(found):
-    assert [row["variant"] for row in found["steps"]] == [variant.name for variant in VARIANTS]
-    for row in found["steps"]:
+def test_every_variant_has_time_memory_and_its_ratios(results):
+    assert [row["variant"] for row in results["steps"]] == [variant.name for variant in VARIANTS]
+    for row in results["steps"]:
         spreads = [row[name] for name in ("step_seconds", "ratio_to_baseline", "ratio_to_released")]
         spreads += [row["add_on_seconds"], row["add_on_share"]] if row["baseline"] else []
         assert all(isinstance(s, Spread) and 0 < s.low <= s.median <= s.high for s in spreads)
         memory = row["memory"]
         assert (
-            memory["kept"] == memory["parameters"] + memory["optimiser"] + memory["saved"] <= memory["peak"]
+            memory["kept"] == memory["parameters"] + memory["optimizer"] + memory["saved"] <= memory["peak"]
         )
-    by_name = {row["variant"]: row for row in found["steps"]}
+    by_name = {row["variant"]: row for row in results["steps"]}
     ours, base = by_name[OURS], by_name[by_name[OURS]["baseline"]]
     assert ours["peak_to_baseline"] == ours["memory"]["peak"] / base["memory"]["peak"] > 1
 
 
 def test_real_images_take_the_place_of_noise():
-    """Of another number of channels and classes, from a real data set; the small set of the epochs keeps their order."""
+    """A real data set has its own channels and classes; the small set of the epochs keeps its order."""
     data = open_data("digits", image_size=32)
     small = first_of(data, 6)
     assert small.labelled.uq_idx.tolist() == data.labelled.uq_idx[:3].tolist() and len(small.merged) == 6
@@ -49,42 +52,48 @@ def test_real_images_take_the_place_of_noise():
     assert [row["images_drawn"] for row in rows] == [6, 6, 6]
 
 
-def test_evaluation_issues_the_same_operations(found):
-    base, ours = found["evaluation"]
+def test_evaluation_issues_the_same_operations(results):
+    base, ours = results["evaluation"]
     assert base["aten_ops"] == ours["aten_ops"] > 50
 
 
-def test_epochs_see_every_image_as_often(found):
-    assert [row["way"] for row in found["epochs"]] == ["as released", "here", "here, trunk cache"]
-    assert {row["images_drawn"] for row in found["epochs"]} == {8}
+def test_epochs_see_every_image_as_often(results):
+    assert [row["way"] for row in results["epochs"]] == ["as released", "here", "here, trunk cache"]
+    assert {row["images_drawn"] for row in results["epochs"]} == {8}
     assert (
-        found["epochs"][2]["cache_bytes"] == 8 * 3 * 5 * 192 * 4
+        results["epochs"][2]["cache_bytes"] == 8 * 3 * 5 * 192 * 4
     )  # images, two views and the test view, tokens, D, fp32
-    assert [row["labelled_images"] for row in found["reference"]] == [4, 4, 4]
+    assert [row["labelled_images"] for row in results["reference"]] == [4, 4, 4]
 
 
-def test_only_this_machine_is_called_measured(found):
+def test_only_this_machine_is_called_measured(results):
     for name in ("steps", "evaluation", "epochs", "reference"):
-        assert {row["kind"] for row in found[name]} == {"measured"}
-    assert {row["kind"] for row in found["paper"]} == {"paper, A100"}
-    assert "not measured here" in markdown(tables.paper_table())
-    assert "computed" in markdown(tables.reference_table(found["reference"]))
+        assert {row["kind"] for row in results[name]} == {"measured"}
+    assert {row["kind"] for row in results["paper"]} == {"paper, A100"}
+    assert "not measured here" in tables.paper(results["paper"]).markdown()
+    assert "computed" in tables.reference_model(results["reference"]).markdown()
 
 
 def test_the_papers_ratios():
     """14.1 % and 33 % more time, as its text says."""
-    cells = [line["epoch s (ratio)"] for line in tables.paper_table()]
+    cells = [line["epoch s (ratio)"] for line in records(tables.paper(PAPER))]
     assert cells == ["55.9 (1.00)", "63.8 (1.14)", "947.7 (1.00)", "1262.2 (1.33)"]
 
 
-def test_bars_judge_the_median(found):
-    steps = [{**row} for row in found["steps"]]
+def test_bars_judge_the_median(results):
+    steps = [{**row} for row in results["steps"]]
     ours = next(row for row in steps if row["variant"] == OURS)
-    good = {"add_on_share": Spread(0.004, 0.001, 0.02), "peak_to_baseline": 1.04, "kept_to_baseline": 1.05,
-            "ratio_to_released": Spread(0.9, 0.8, 1.1), "peak_to_released": 0.79, "kept_to_released": 0.7}  # fmt: skip
-    epochs = [{**row, "speed_up": Spread(6.0, 5.0, 7.0)} for row in found["epochs"]]
+    good = {
+        "add_on_share": Spread(0.004, 0.001, 0.02),
+        "peak_to_baseline": 1.04,
+        "kept_to_baseline": 1.05,
+        "ratio_to_released": Spread(0.9, 0.8, 1.1),
+        "peak_to_released": 0.79,
+        "kept_to_released": 0.7,
+    }
+    epochs = [{**row, "speed_up": Spread(6.0, 5.0, 7.0)} for row in results["epochs"]]
     ours.update(good)
-    assert all(bar["met"] for bar in tables.bars({"steps": steps, "epochs": epochs}))
+    assert all(bar["met"] for bar in bars({"steps": steps, "epochs": epochs}))
     for name, bad in (
         ("add_on_share", Spread(0.016, 0, 1)),
         ("peak_to_baseline", 1.06),
@@ -94,20 +103,24 @@ def test_bars_judge_the_median(found):
         ("ratio_to_released", Spread(0.93, 0, 1)),
     ):
         ours.update({**good, name: bad})
-        assert [bar["met"] for bar in tables.bars({"steps": steps, "epochs": epochs})].count(False) == 1, name
+        assert [bar["met"] for bar in bars({"steps": steps, "epochs": epochs})].count(False) == 1, name
     ours.update(good)
     epochs[2]["speed_up"] = Spread(5.9, 1, 9)
-    assert not tables.bars({"steps": steps, "epochs": epochs})[-1]["met"]
+    assert not bars({"steps": steps, "epochs": epochs})[-1]["met"]
 
 
-def test_results_survive_the_file_and_the_tables_are_the_same(found, tmp_path):
-    save(tmp_path / "o.json", "overhead", found)
+def test_results_survive_the_file_and_the_tables_are_the_same(results, tmp_path):
+    save(tmp_path / "o.json", "overhead", results)
     again = load(tmp_path / "o.json")
     for name, table in (
-        ("steps", tables.step_table), ("steps", tables.memory_table), ("epochs", tables.epoch_table),
-        ("reference", tables.reference_table), ("evaluation", tables.evaluation_table), ("bars", tables.bar_table),
-    ):  # fmt: skip
-        assert table(again[name]) == table(found[name])
+        ("steps", tables.steps),
+        ("steps", tables.memory),
+        ("epochs", tables.epochs),
+        ("reference", tables.reference_model),
+        ("evaluation", tables.evaluation),
+        ("bars", tables.bars),
+    ):
+        assert table(again[name]) == table(results[name])
     assert json.loads((tmp_path / "o.json").read_text())["steps"][0]["step_seconds"].keys() == {
         "median",
         "low",
@@ -115,7 +128,7 @@ def test_results_survive_the_file_and_the_tables_are_the_same(found, tmp_path):
     }
 
 
-def test_the_picture_says_what_it_shows(found, tmp_path):
-    tables.draw(tmp_path / "o.svg", found)
+def test_the_picture_says_what_it_shows(results, tmp_path):
+    draw_overhead(tmp_path / "o.svg", results)
     text = (tmp_path / "o.svg").read_text()
     assert "MEASURED" in text and all(variant.name in text for variant in VARIANTS)

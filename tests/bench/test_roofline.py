@@ -4,16 +4,32 @@ import json
 
 import pytest
 
-from eagc_ops.bench.measure import Spread, load, save
-from eagc_ops.bench.roofline import ASSUMPTIONS, DEVICES, draw, model
+from eagc_ops.bench.measure import Spread
+from eagc_ops.bench.pictures import draw_roofline
+from eagc_ops.bench.results_file import load, save
+from eagc_ops.bench.roofline import ASSUMPTIONS, DEVICES, model
 from eagc_ops.bench.work import nominal_work
 
-COMPILED = {"dim": 768, "dtype": "bf16", "rows": 256, "block_m": 16, "block_n": 64, "warps": 4, "stages": 4, "blocks_per_sm": 4,
-            "registers": 72, "shared": 36864, "arch": "sm_80"}  # fmt: skip
+COMPILED = {
+    "dim": 768,
+    "dtype": "bf16",
+    "rows": 256,
+    "block_m": 16,
+    "block_n": 64,
+    "warps": 4,
+    "stages": 4,
+    "blocks_per_sm": 4,
+    "registers": 72,
+    "shared": 36864,
+    "arch": "sm_80",
+}
 
 
 def test_one_point_by_hand():
-    """A100, bf16: 8 blocks of 128 unlabelled rows x 12 of 768 columns: 96 blocks, one per SM, with 4 of the 8 warps that fill it."""
+    """A100, bf16: 128 unlabelled rows in 8 blocks x 768 columns in 12: 96 blocks.
+
+    There is one block per SM, with 4 of the 8 warps that fill it.
+    """
     row = model("A100 SXM 80 GB", COMPILED)
     assert row["blocks"] == 96
     arithmetic = 4 * 16 * 64 * 768 / (312e12 / 108 * 0.25 * 0.5)
@@ -50,14 +66,14 @@ def test_modelled_points_are_marked_in_the_file_and_in_the_picture(tmp_path):
         {
             "kind": "measured",
             "dtype": "fp32",
-            "provider": "ours, torch",
+            "contender": "ours, torch",
             "flop_per_byte": 60.0,
             "gflop_per_s": 50.0,
             "seconds": one,
         }
     ]
-    refused = {"kind": "not timed", "dtype": "fp32", "provider": "wrong one", "reason": "wrong"}
-    draw(
+    refused = {"kind": "not timed", "dtype": "fp32", "contender": "wrong one", "reason": "wrong"}
+    draw_roofline(
         tmp_path / "r.svg",
         {"flop_per_s": 8e10, "bytes_per_s": 1e10},
         [*measured, refused],
@@ -83,7 +99,7 @@ def test_modelled_points_are_marked_in_the_file_and_in_the_picture(tmp_path):
 
 def test_the_same_picture_twice_is_the_same_file(tmp_path):
     for name in ("a.svg", "b.svg"):
-        draw(
+        draw_roofline(
             tmp_path / name,
             {"flop_per_s": 8e10, "bytes_per_s": 1e10},
             [],

@@ -8,93 +8,103 @@ import sys
 
 import pytest
 import torch
+from records import records
 
 from eagc_ops.bench import throughput
-from eagc_ops.bench.inputs import error, make_inputs
-from eagc_ops.bench.measure import HEADER, PINNED, Spread, interleave, load, ratio, rounds_within
-from eagc_ops.bench.throughput import HOOKS, Provider, Shape, measure, providers, table
+from eagc_ops.bench.inputs import coordinated, error, make_workload
+from eagc_ops.bench.measure import PINNED, Spread, interleave, ratio, rounds_within
+from eagc_ops.bench.results_file import HEADER, load
+from eagc_ops.bench.tables import throughput as table
+from eagc_ops.bench.throughput import HOOKS, Contender, Shape, contenders, measure
 from eagc_ops.kernels import formulas
 
 CPU = torch.device("cpu")
 SMALL = Shape(32, 24, "fp32")
 
 
-def without_compile(inputs):
-    return [p for p in providers(inputs) if "compile" not in p.name]
+def without_compile(workload):
+    return [p for p in contenders(workload) if "compile" not in p.name]
 
 
 def test_inputs_exercise_both_corrections():
-    inputs = make_inputs(64, 48)
+    workload = make_workload(64, 48)
     tau = formulas.projection_weight(
-        formulas.energy_ratio(inputs.z.detach(), inputs.subspace.matrix), inputs.subspace.energy_ref
+        formulas.energy_ratio(workload.z.detach(), workload.subspace.matrix), workload.subspace.energy_ref
     )
-    share = ((tau > 0) & (tau < 1))[~inputs.mask].float().mean()
+    share = ((tau > 0) & (tau < 1))[~workload.mask].float().mean()
     assert 0.6 < share < 0.8
-    for rows in (inputs.mask, ~inputs.mask):  # leaving one correction out is 100 % wrong
-        out = formulas.coordinate(
-            inputs.g, inputs.z.detach(), inputs.z_ref, inputs.mask, inputs.subspace.matrix, inputs.subspace.energy_ref,
-            lambda_a=0.7, lambda_p=0.5, anchor="mean", tau="energy",
-        )[0]  # fmt: skip
-        assert not error(inputs, out, running=False).too_large(torch.float32)
-        out[rows] = inputs.g[rows]
-        assert error(inputs, out, running=False).correction == pytest.approx(1.0)
+    for rows in (workload.mask, ~workload.mask):  # leaving one correction out is 100 % wrong
+        out = coordinated(workload.g, workload.inputs)
+        assert not error(workload, out, running=False).too_large(torch.float32)
+        out[rows] = workload.g[rows]
+        assert error(workload, out, running=False).correction == pytest.approx(1.0)
 
 
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-@pytest.mark.parametrize("broken", [
-    pytest.param(lambda out, inputs: inputs.g, id="does nothing"),
-    pytest.param(lambda out, inputs: torch.where(inputs.mask[:, None], inputs.g, out), id="no anchor"),
-    pytest.param(lambda out, inputs: torch.where(inputs.mask[:, None], out, inputs.g), id="no projection"),
-    pytest.param(lambda out, inputs: inputs.g + 1.5 * (out - inputs.g), id="too strong"),
-    pytest.param(lambda out, inputs: out.index_fill(0, torch.tensor([3]), torch.nan), id="NaN"),
-])  # fmt: skip
-def test_a_wrong_provider_is_not_timed(broken, dtype):
+@pytest.mark.parametrize(
+    "broken",
+    [
+        pytest.param(lambda out, g, mask: g, id="does nothing"),
+        pytest.param(lambda out, g, mask: torch.where(mask[:, None], g, out), id="no anchor"),
+        pytest.param(lambda out, g, mask: torch.where(mask[:, None], out, g), id="no projection"),
+        pytest.param(lambda out, g, mask: g + 1.5 * (out - g), id="too strong"),
+        pytest.param(lambda out, g, mask: out.index_fill(0, torch.tensor([3]), torch.nan), id="NaN"),
+    ],
+)
+def test_a_wrong_contender_is_not_timed(broken, dtype):
     calls = []
 
-    def make(inputs):
-        right = next(p for p in without_compile(inputs) if p.name == "ours, torch")
+    def make(workload):
+        right = next(p for p in without_compile(workload) if p.name == "ours, torch")
 
         def run():
             calls.append(None)
-            return broken(right.run(), inputs)
+            return broken(right.run(), workload.g, workload.mask)
 
-        return [*without_compile(inputs), Provider("broken", False, run)]
+        return [*without_compile(workload), Contender("broken", False, run)]
 
     rows = measure(SMALL._replace(dtype=dtype), make, CPU, 0.01)
-    verdict = next(row for row in rows if row["provider"] == "broken")
+    verdict = next(row for row in rows if row["contender"] == "broken")
     assert verdict["kind"] == "not timed" and "wrong by" in verdict["reason"]
     assert "seconds" not in verdict
     assert len(calls) == 1  # the comparison, and never again
-    assert {row["provider"] for row in rows if row["kind"] == "measured"} == {
+    assert {row["contender"] for row in rows if row["kind"] == "measured"} == {
         HOOKS,
         "plain torch",
         "ours, torch",
         "ours, torch, running Ebar",
     }
-    assert "NOT TIMED" in table(rows)[-1]["error"]
+    assert "NOT TIMED" in records(table(rows))[-1]["error"]
 
 
-def test_a_provider_that_fails_is_reported_and_the_others_are_measured():
+def test_a_contender_that_fails_is_reported_and_the_others_are_measured():
     def fail():
         raise RuntimeError("no compiler")
 
     rows = measure(
-        SMALL, lambda inputs: [*without_compile(inputs), Provider("failing", False, fail)], CPU, 0.01
+        SMALL, lambda workload: [*without_compile(workload), Contender("failing", False, fail)], CPU, 0.01
     )
-    assert rows[-1] == {"rows": 32, "D": 24, "dtype": "fp32", "provider": "failing", "Ebar": "given", "kind": "not timed",
-                        "reason": "RuntimeError: no compiler"}  # fmt: skip
+    assert rows[-1] == {
+        "rows": 32,
+        "D": 24,
+        "dtype": "fp32",
+        "contender": "failing",
+        "Ebar": "given",
+        "kind": "not timed",
+        "reason": "RuntimeError: no compiler",
+    }
     assert sum(row["kind"] == "measured" for row in rows) == 4
 
 
 def test_plain_torch_overflows_in_half_precision_and_is_refused():
-    """N_l * D = 69,632 is infinite in fp16, so the anchor vanishes: a wrong provider of real life."""
+    """N_l * D = 69,632 is infinite in fp16, so the anchor vanishes: a wrong contender of real life."""
     rows = measure(
         Shape(1024, 136, "fp16"),
-        lambda inputs: [p for p in without_compile(inputs) if p.name != HOOKS],
+        lambda workload: [p for p in without_compile(workload) if p.name != HOOKS],
         CPU,
         0.01,
     )
-    assert {row["provider"]: row["kind"] for row in rows} == {
+    assert {row["contender"]: row["kind"] for row in rows} == {
         "plain torch": "not timed", "ours, torch": "measured", "ours, torch, running Ebar": "measured"
     }  # fmt: skip
 
@@ -106,18 +116,18 @@ def test_a_row_is_consistent():
         assert row["gb_per_s"] / row["gflop_per_s"] == pytest.approx(1 / row["flop_per_byte"])
         assert row["speed_up"].low <= row["speed_up"].median <= row["speed_up"].high
         assert row["error"] < 1e-6
-        assert row["host_syncs_on_gpu"] == (4 if row["provider"] == HOOKS else 0)
+        assert row["host_syncs_on_gpu"] == (4 if row["contender"] == HOOKS else 0)
         assert (
             row["device_seconds"] is row["host_seconds"] is row["launches"] is None
         )  # nothing of a GPU is invented
 
 
 def test_the_limit_multiplies_what_the_form_must():
-    inputs = make_inputs(
+    workload = make_workload(
         32, 24
     )  # 16 unlabelled rows: z and g of each; running: z of the 16 labelled ones too
     rows = {
-        running: [run().shape[0] for run in throughput.products(inputs, running=running).values()]
+        running: [run().shape[0] for run in throughput.products(workload, running=running).values()]
         for running in (False, True)
     }
     assert rows == {False: [32], True: [48]}
@@ -126,19 +136,21 @@ def test_the_limit_multiplies_what_the_form_must():
 def test_on_a_gpu_every_line_has_the_same_columns():
     rows = measure(SMALL, without_compile, CPU, 0.01)
     made_up = {"host_seconds": Spread(1e-5, 1e-5, 1e-5), "device_seconds": None, "launches": 3}  # as on a GPU
-    lines = table(
-        [
-            *({**row, **made_up} for row in rows),
-            {**rows[0], "kind": "not timed", "reason": "wrong", "host_seconds": None},
-        ]
-    )
+    not_timed = {**rows[0], "kind": "not timed", "reason": "wrong", "host_seconds": None}
+    lines = records(table([*({**row, **made_up} for row in rows), not_timed]))
     assert len({tuple(line) for line in lines}) == 1 and "rates of" in lines[0]
+    for line in lines[:-1]:
+        assert (line["host us"], line["device us"], line["rates of"]) == ("10.0", "-", "call")
+    assert lines[-1]["rates of"] == "-" and lines[-1]["error"] == "NOT TIMED: wrong"
 
 
-def test_the_compiled_provider_is_right_and_counted_like_plain_torch():
-    compiled = [p for p in providers(make_inputs(32, 24)) if "compile" in p.name]
+def test_the_compiled_contender_is_right_and_counted_like_plain_torch():
+    compiled = [p for p in contenders(make_workload(32, 24)) if "compile" in p.name]
     rows = measure(
-        SMALL, lambda inputs: [p for p in providers(inputs) if p.name in (HOOKS, compiled[0].name)], CPU, 0.01
+        SMALL,
+        lambda workload: [p for p in contenders(workload) if p.name in (HOOKS, compiled[0].name)],
+        CPU,
+        0.01,
     )
     assert [row["kind"] for row in rows] == ["measured", "measured"], rows
     assert rows[1]["host_syncs_on_gpu"] == 0 and rows[1]["aten_ops"] is None

@@ -3,14 +3,17 @@
 import pytest
 import torch
 
-from eagc_ops.bench.inputs import make_inputs
+from eagc_ops.bench.inputs import make_workload
 from eagc_ops.bench.operator import variants
 from eagc_ops.bench.throughput import torch_path_on_a_gpu
 from eagc_ops.bench.work import count, nominal_work
 
 
 def test_flops_by_hand():
-    """D = 3, two unlabelled rows, one labelled. A product of a row with S: 3 dot products of 3 multiplications and 3 additions."""
+    """D = 3, two unlabelled rows, one labelled.
+
+    A product of a row with S is 3 dot products of 3 multiplications and 3 additions.
+    """
     product = 3 * (3 + 3)
     dot = 3 + 3
     unlabelled = 2 * product + 2 * dot + (3 + 3)  # z S and g S; z . zS and |z|^2; w * gS and g - that
@@ -35,26 +38,30 @@ def test_bytes_by_hand(itemsize):
 
 
 def test_paper_size():
-    """256 rows, D = 768, half of them labelled: 4 B_u D^2 = 0.30 GFLOP, about 5 MB in fp32 (design: launch-bound on a GPU)."""
+    """256 rows, D = 768, half of them labelled: 4 B_u D^2 = 0.30 GFLOP, about 5 MB in fp32."""
     work = nominal_work(128, 128, 768, 4, running=False)
     assert work.flops == pytest.approx(0.302e9, rel=0.01) and work.bytes == pytest.approx(5.1e6, rel=0.02)
     assert work.intensity == work.flops / work.bytes
 
 
 def test_what_the_hooks_issue():
-    """Four values are read back: `if mask.any()`, the boolean index, the mean energy, the number of labelled rows."""
-    issued = count(variants(make_inputs(16, 32))["hooks"])
+    """Four values are read: `mask.any()`, the boolean index, the mean energy, the number of labelled rows."""
+    issued = count(variants(make_workload(16, 32))["hooks"])
     assert issued.syncs == 4
     assert issued.ops == 29
 
 
-@pytest.mark.parametrize(("run", "syncs"), [
-    (lambda x: x.sum().item(), 1),
-    (lambda x: x[x > 0], 1),
-    (lambda x: x.nonzero(), 1),
-    (lambda x: bool((x > 0).any()), 1),
-    (lambda x: x[torch.arange(2)] + torch.where(x > 0, x, 0)[:2], 0),
-])  # fmt: skip
+@pytest.mark.parametrize(
+    ("run", "syncs"),
+    [
+        (lambda x: x.sum().item(), 1),
+        (lambda x: x[x > 0], 1),
+        (lambda x: x.nonzero(), 1),
+        (lambda x: x.unique(), 1),
+        (lambda x: bool((x > 0).any()), 1),
+        (lambda x: x[torch.arange(2)] + torch.where(x > 0, x, 0)[:2], 0),
+    ],
+)
 def test_what_counts_as_a_sync(run, syncs):
     x = torch.randn(4)
     assert count(lambda: run(x)).syncs == syncs
@@ -64,12 +71,12 @@ def test_views_are_free_and_opaque_ops_are_not():
     x = torch.randn(4, 4)
     assert count(lambda: x.t()[2:].unsqueeze(0).expand(3, 2, 4)).ops == 0
     assert count(lambda: x.t() @ x + 1).ops == 2
-    inside = count(variants(make_inputs(16, 32))["given"])
+    inside = count(variants(make_workload(16, 32))["fixed"])
     assert inside.ops > 20  # the products happen inside eagc::coordinate
 
 
 @pytest.mark.parametrize("running", [False, True])
 def test_the_torch_path_reads_nothing_on_a_gpu(running):
-    inputs = make_inputs(16, 32)
-    issued = count(lambda: torch_path_on_a_gpu(inputs, running))
+    workload = make_workload(16, 32)
+    issued = count(lambda: torch_path_on_a_gpu(workload, running))
     assert issued.syncs == 0 and issued.ops > 10

@@ -27,10 +27,7 @@ def test_one_case_per_architecture_passes_the_gate(compiled):
         assert found.registers > 16 and found.shared > 0 and found.blocks_per_sm >= 1
 
 
-def test_the_report_shows_every_case(compiled):
-    lines = aot.table(compiled).splitlines()
-    assert len(lines) == 2 + len(compiled)
-    assert all(line.endswith("| ok |") for line in lines[2:])
+def test_a_record_names_its_architecture(compiled):
     assert aot.as_record(*compiled[0])["arch"] == "sm_80"
 
 

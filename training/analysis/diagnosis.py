@@ -1,4 +1,4 @@
-"""Gradient entanglement, measured while a run trains (`diagnose="every=10 steps=200"`). The run's numbers stay the same bits.
+"""Gradient entanglement, measured while a run trains (`diagnose=Diagnosis(every=10, steps=200)`). The run's numbers stay the same bits.
 
 Gradients, on the batch of a step before its update, over the trained parameters of the last block (`parameters=block`, the released code)
 or over all that the step trains, encoder and heads (`parameters=all`, the paper):

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagc_ops.console import Parser, command
-from eagc_ops.training.config import Config, add_config_arguments, config_from_arguments
+from eagc_ops.training.config import CONFIGS, Config, add_config_arguments, config_from_arguments
 from eagc_ops.training.data import DATASETS, verify
 
 RUNS = Path("runs")
@@ -42,6 +42,7 @@ def train(argv: list[str]) -> int:
         metavar="RUN",
         help="continue the run in this folder; only settings of the machine may change",
     )
+    _import_method(argv)
     add_config_arguments(parser)
     given = vars(parser.parse_args(argv))
     output, run = given.pop("output"), given.pop("resume")
@@ -149,6 +150,14 @@ def data(argv: list[str]) -> int:
     found = verify(given.dataset, given.root, given.split_file)
     print(found)
     return 0 if found.ok else 1
+
+
+def _import_method(argv: list[str]) -> None:
+    """Import the methods if `--method` names one that is not built in: its options are known only then."""
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    parser.add_argument("--method", nargs="?")
+    if parser.parse_known_args(argv)[0].method not in (None, *CONFIGS):
+        import eagc_ops.training.methods  # noqa: F401  (it takes seconds: the four built-in ones do not wait)
 
 
 def _name(config: Config) -> str:

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from eagc_ops.console import Parser, command
-from eagc_ops.training.config import Config, ConfigError, add_config_arguments, resolve
+from eagc_ops.training.config import Config, ConfigError, Diagnosis, add_config_arguments, resolve
 from eagc_ops.training.data import DATASETS, SPECS, open_data
 from eagc_ops.training.data.splits import PUBLISHED
 from eagc_ops.training.engine.run_folder import RunFolder
@@ -123,7 +123,7 @@ def _runs(table: Table, dataset: str, given: Namespace) -> list[Run]:
     if dataset == "digits" or given.trunk_cache:
         machine["trunk_cache"] = str(given.output / "trunk" / dataset)
     if table.steps:
-        machine["diagnose"] = f"every={10 if dataset == 'digits' else 1} steps={table.steps}"
+        machine["diagnose"] = Diagnosis(every=10 if SPECS[dataset].small else 1, steps=table.steps)
     return plan(
         table,
         dataset,
@@ -370,7 +370,7 @@ def _duration(seconds: Iterable[float]) -> str:
 
 def _overhead(parser: Parser, argv: list[str], given: Namespace) -> int:
     """Measured by `eagc bench overhead`, in a process of its own: it restarts itself with the allocator pinned."""
-    from eagc_ops.bench.cli import parse
+    from eagc_ops.bench.commands.overhead import parse
 
     asked = vars(parser.parse_args(argv, Namespace(**dict.fromkeys(vars(given)))))  # None: not given
     for name, value in asked.items():
@@ -383,7 +383,7 @@ def _overhead(parser: Parser, argv: list[str], given: Namespace) -> int:
     options = [word for name in MEASURED if getattr(given, name, None) is not None
                for word in (_option(name), str(getattr(given, name)))]  # fmt: skip
     options += ["-o", str(home / "table.json"), "--picture", str(home / "overhead.svg")]
-    parse(["overhead", *options])  # refuses what does not fit together, before anything is started
+    parse(options)  # refuses what does not fit together, before anything is started
     print(
         f"overhead (paper: {PAPER['overhead'].label}) is measured by: eagc bench overhead {' '.join(options)}",
         flush=True,

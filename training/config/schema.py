@@ -1,189 +1,194 @@
-"""Typed configuration: one dataclass, three named presets, and the command-line options generated from its fields.
+"""The settings of a run: `Config` has those of every method, a subclass adds those of one method.
 
-A method adds its own fields by subclassing `Config` in its own file; `resolve` puts preset, dataset and switches together:
+>>> SimGCDConfig(lambda_p=-1.0)
+Traceback (most recent call last):
+eagc_ops.training.config.settings.ConfigError: lambda_p must be >= 0, got -1.0
 
->>> config = resolve("simgcd", "scars", "release", lambda_p=0.5)
->>> config.warm_start, config.mlp_head_layers, config.lambda_p, config.memax_weight
-(True, 1, 0.5, 1.0)
+`resolve` in `presets.py` fills a configuration from a preset; `options.py` makes command-line options of it.
 """
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
-import difflib
-import functools
-import math
-import operator
-import types
-from collections.abc import Collection
-from dataclasses import Field, asdict, dataclass, field, fields
-from typing import Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from typing_extensions import Self
+
+from eagc_ops.training.config.datasets import SPECS
+from eagc_ops.training.config.settings import MACHINE, ConfigError, Settings
 
 
-class ConfigError(ValueError):
-    """A configuration that cannot be used; the message is one line that names the key, the value and the remedy."""
+class Diagnosis(Settings):
+    """When gradient entanglement is measured, and on which parameters."""
 
-
-def option(
-    default: Any,
-    help: str,
-    *,
-    at_least: float | None = None,
-    above: float | None = None,
-    below: float | None = None,
-    words: str = "",
-) -> Any:
-    """A configuration field with its help text and its allowed range. `words`: a text of several such words on the command line."""
-    return field(
-        default=default,
-        metadata={"help": help, "at_least": at_least, "above": above, "below": below, "words": words},
+    every: int = Field(1, ge=1, description="measure at optimizer steps 0, N, 2N, ...")
+    steps: int | None = Field(None, ge=1, description="measure only below this step; none: to the end")
+    parameters: Literal["block", "all"] = Field(
+        "block",
+        description="gradients to compare: those of the last block, as the released code does, "
+        "or of all trained parameters, as in the paper",
     )
+    k: int = Field(16, ge=1, description="directions of SOC")
 
 
-@dataclass(frozen=True)
-class Config:
-    """Everything that decides a run. Every recipe change of the released EAGC is a field of its own."""
+class Config(Settings):
+    """Everything that decides a run. Every recipe change of the released EAGC is a setting of its own."""
 
-    # What is trained on what
-    method: str = option("simgcd", "GCD method")
-    dataset: str = option("digits", "data set; 'digits' needs no download")
-    preset: Literal["baseline", "paper", "release"] = option(
-        "paper", "recipe: the method's own (no EAGC), as the paper's text says, or as the released scripts do"
+    # Method and data
+    method: str = Field("simgcd", description="GCD method")
+    dataset: str = Field("digits", description="data set; 'digits' needs no download")
+    preset: Literal["baseline", "paper", "release"] = Field(
+        "paper",
+        description="recipe: the method's own (no EAGC), as the paper's text says, "
+        "or as the released scripts do",
     )
-    root: str | None = option(None, "folder of the data set")
-    split_file: str | None = option(None, "class split of SSB data sets or of a plain image folder")
-    image_size: int | None = option(
-        None, "side of the square input in pixels; none: the data set's own", at_least=1
+    root: Annotated[str | None, MACHINE] = Field(None, description="folder of the data set")
+    split_file: Annotated[str | None, MACHINE] = Field(
+        None, description="class split of SSB data sets or of a plain image folder"
     )
-    backbone: str = option(
-        "dino_vitb16", "ViT encoder: dino_vitb16, dinov2_vitb14_reg4, vit_digits or a timm name"
+    image_size: int | None = Field(
+        None, ge=1, description="side of the square input in pixels; none: the data set's own"
     )
-    weights: str | None = option(
+    backbone: str = Field(
+        "dino_vitb16", description="ViT encoder: dino_vitb16, dinov2_vitb14_reg4, vit_digits or a timm name"
+    )
+    weights: Annotated[str | None, MACHINE] = Field(
         None,
-        "pretrained weights of the backbone (.pth or .safetensors); none: random, by the seed; digits: made if not given",
+        description="pretrained weights of the backbone (.pth or .safetensors); none: random, by the seed; "
+        "digits: pretrained first if left out",
     )
-    k: int | Literal["estimate"] | None = option(
+    k: Annotated[int, Field(ge=1)] | Literal["estimate"] | None = Field(
         None,
-        "number of classes, known and novel, to train for; 'estimate': found before training; none: the true number",
-        at_least=1,
+        description="number of classes, known and novel, to train for; "
+        "'estimate': estimated before training; none: the true number",
     )
-    seed: int = option(0, "key of everything random (draws, augmentations, heads)", at_least=0)
+    seed: int = Field(0, ge=0, description="key of everything random (draws, augmentations, heads)")
 
     # The coordinator
-    eagc: bool = option(True, "coordinate gradients between encoder and head; changes nothing else")
-    lambda_a: float = option(0.7, "strength of the anchor term on labelled rows (AGA)", at_least=0)
-    lambda_p: float = option(0.5, "strength of the projection of unlabelled rows (EEP)", at_least=0)
-    subspace: Literal["conceptor", "pca"] = option(
-        "conceptor", "known-class subspace: conceptor, or pca_k principal directions (ablation)"
+    eagc: bool = Field(
+        True, description="coordinate gradients between encoder and head; changes nothing else"
     )
-    aperture: float = option(2.0, "aperture eta of the conceptor", above=0)
-    pca_k: int = option(16, "directions of the subspace 'pca'", at_least=1)
-    anchor: Literal["mean", "sum"] = option(
-        "mean", "anchor term divided by labelled rows times D (released numbers), or as printed"
+    lambda_a: float = Field(0.7, ge=0, description="strength of the anchor term on labelled rows (AGA)")
+    lambda_p: float = Field(0.5, ge=0, description="strength of the projection of unlabelled rows (EEP)")
+    subspace: Literal["conceptor", "pca"] = Field(
+        "conceptor", description="known-class subspace: conceptor, or pca_k principal directions (ablation)"
     )
-    alignment: Literal["gradient", "proximal", "gram", "relation"] = option(
+    aperture: float = Field(2.0, gt=0, description="aperture eta of the conceptor")
+    pca_k: int = Field(16, ge=1, description="directions of the subspace 'pca'")
+    anchor: Literal["mean", "sum"] = Field(
+        "mean", description="anchor term divided by labelled rows times D (released numbers), or as printed"
+    )
+    alignment: Literal["gradient", "proximal", "gram", "relation"] = Field(
         "gradient",
-        "labelled features are held to the reference model by the anchor term (AGA), or by a loss of weight lambda_a instead",
+        description="labelled features are held to the reference model by the anchor term (AGA), "
+        "or by a loss of weight lambda_a instead",
     )
-    tau: Literal["energy", "uniform"] = option(
-        "energy", "projection weight by energy, or 1 for every unlabelled row (ablation)"
+    tau: Literal["energy", "uniform"] = Field(
+        "energy", description="projection weight by energy, or 1 for every unlabelled row (ablation)"
     )
-    energy_momentum: float | None = option(
-        None, "EMA momentum of the labelled mean energy; none: fixed", at_least=0, below=1
+    energy_momentum: float | None = Field(
+        None, ge=0, lt=1, description="EMA momentum of the labelled mean energy; none: fixed"
     )
 
     # The student
-    warm_start: bool = option(
-        False, "student starts from the reference model instead of the pretrained backbone"
+    warm_start: bool = Field(
+        False, description="student starts from the reference model instead of the pretrained backbone"
     )
-    trainable_blocks: int = option(1, "last blocks of the ViT that are trained", at_least=1)
-    cls_only: bool = option(True, "compute only the CLS row of the last block (same numbers, faster)")
-    mlp_head_layers: int = option(
-        0, "layers of the extra MLP between encoder and heads (0, 1 or 2)", at_least=0
+    trainable_blocks: int = Field(1, ge=1, description="last blocks of the ViT that are trained")
+    cls_only: bool = Field(
+        True, description="compute only the CLS row of the last block (same numbers, faster)"
+    )
+    mlp_head_layers: int = Field(
+        0, ge=0, le=2, description="layers of the extra MLP between encoder and heads (0, 1 or 2)"
     )
 
     # The reference model, trained once on labelled data
-    reference_blocks: int | None = option(
-        None, "last blocks that the reference model trains; none: as trainable_blocks", at_least=1
+    reference_blocks: int | None = Field(
+        None, ge=1, description="last blocks that the reference model trains; none: as trainable_blocks"
     )
-    reference_epochs: int = option(30, "epochs of the reference model", at_least=1)
-    reference_batch_size: int = option(32, "images per batch of the reference model", at_least=1)
-    reference_lr: float = option(
-        0.02, "learning rate of the reference model, cosine to a thousandth", above=0
+    reference_epochs: int = Field(30, ge=1, description="epochs of the reference model")
+    reference_batch_size: int = Field(32, ge=1, description="images per batch of the reference model")
+    reference_lr: float = Field(
+        0.02, gt=0, description="learning rate of the reference model, cosine to a thousandth"
     )
-    reference_weight_decay: float = option(
-        1e-4, "weight decay of the reference model (biases and norms exempt)", at_least=0
+    reference_weight_decay: float = Field(
+        1e-4, ge=0, description="weight decay of the reference model (biases and norms exempt)"
     )
 
-    # Optimisation
-    epochs: int = option(200, "epochs of GCD training", at_least=1)
-    batch_size: int = option(128, "images per optimiser step over all processes", at_least=2)
-    accumulation: int = option(
-        1, "micro-batches a step is split into; contrastive terms then see one micro-batch", at_least=1
+    # Optimization
+    epochs: int = Field(200, ge=1, description="epochs of GCD training")
+    batch_size: int = Field(128, ge=2, description="images per optimizer step over all processes")
+    accumulation: int = Field(
+        1, ge=1, description="micro-batches a step is split into; contrastive terms then see one micro-batch"
     )
-    backbone_lr: float = option(0.1, "learning rate of the encoder", above=0)
-    head_lr: float = option(1.0, "learning rate of the heads", above=0)
-    lr_floor: float = option(
-        1e-3, "final learning rate of every group, as a fraction of the head's", at_least=0
+    backbone_lr: float = Field(0.1, gt=0, description="learning rate of the encoder")
+    head_lr: float = Field(1.0, gt=0, description="learning rate of the heads")
+    lr_floor: float = Field(
+        1e-3, ge=0, description="final learning rate of every group, as a fraction of the head's"
     )
-    momentum: float = option(0.9, "momentum of SGD", at_least=0, below=1)
-    weight_decay: float = option(5e-5, "weight decay", at_least=0)
+    momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
+    weight_decay: float = Field(5e-5, ge=0, description="weight decay")
 
-    # The machine
-    device: Literal["auto", "cpu"] = option("auto", "where to train; auto: what Accelerate finds")
-    precision: Literal["no", "bf16", "fp16"] = option("no", "mixed precision (released numbers: no)")
-    deterministic: bool = option(
-        False, "deterministic algorithms on a GPU too (a CPU repeats its bits anyway)"
+    # The hardware, the cache, the log
+    device: Annotated[Literal["auto", "cpu"], MACHINE] = Field(
+        "auto", description="where to train; auto: the device that Accelerate chooses"
     )
-    trunk_cache: str | None = option(
-        None, "folder for the trunk's tokens: computed once, then the trunk is never run"
+    precision: Literal["no", "bf16", "fp16"] = Field(
+        "no", description="mixed precision (released numbers: no)"
     )
-    cache_views: int = option(
-        8, "augmented views of every image in the trunk cache; training draws two of them", at_least=2
+    deterministic: bool = Field(
+        False, description="deterministic algorithms on a GPU too (a CPU repeats its bits anyway)"
     )
-    cache_half: bool = option(False, "store the trunk cache in half precision")
-    workers: int = option(0, "data loader processes; the draws do not depend on them", at_least=0)
-    log_every: int = option(
-        20, "steps between log lines; values are read from the device only then", at_least=1
+    trunk_cache: Annotated[str | None, MACHINE] = Field(
+        None, description="folder for the trunk's tokens: they are computed once, then the trunk is never run"
     )
-    checkpoint_every: int = option(
-        0, "steps between checkpoints inside an epoch; 0: at the end of every epoch", at_least=0
+    cache_views: int = Field(
+        8, ge=2, description="augmented views of every image in the trunk cache; training draws two of them"
     )
-    diagnose: str | None = option(
+    cache_half: bool = Field(False, description="store the trunk cache in half precision")
+    workers: Annotated[int, MACHINE] = Field(
+        0, ge=0, description="data loader processes; the draws do not depend on them"
+    )
+    log_every: Annotated[int, MACHINE] = Field(
+        20, ge=1, description="steps between log lines; values are read from the device only then"
+    )
+    checkpoint_every: Annotated[int, MACHINE] = Field(
+        0, ge=0, description="steps between checkpoints inside an epoch; 0: at the end of every epoch"
+    )
+    diagnose: Annotated[Diagnosis | None, MACHINE] = Field(
         None,
-        "measure gradient entanglement while training: GDC, SOC, rho, mixed gradients; every=N steps=N parameters=block|all k=N",
-        words="KEY=VALUE",
+        description="measure gradient entanglement while training: GDC, SOC, rho, mixed gradients; "
+        "the run stays the same",
     )
-    headline: Literal["last", "best"] = option(
-        "last", "epoch reported first, the other beside it; best is chosen with the truth of U"
+    headline: Literal["last", "best"] = Field(
+        "last", description="epoch reported first, the other beside it; best is chosen with the truth of U"
     )
 
-    def __post_init__(self) -> None:
-        hints = get_type_hints(type(self))
-        for f in fields(self):
-            _check(f, hints[f.name], getattr(self, f.name))
-        if self.mlp_head_layers > 2:
-            raise ConfigError(f"mlp_head_layers={self.mlp_head_layers}: the release knows 0, 1 and 2")
+    @model_validator(mode="after")
+    def _settings_agree(self) -> Self:
+        if self.dataset not in SPECS:
+            raise ConfigError(f"dataset must be one of {', '.join(SPECS)}, got {self.dataset!r}")
         if self.batch_size % self.accumulation:
             raise ConfigError(
-                f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}"
+                f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}; "
+                "choose a divisor"
             )
         if self.alignment != "gradient" and not self.has_operator:
             raise ConfigError(
-                f"alignment={self.alignment!r} stands in for the anchor term of EAGC, but the operator takes no part in this run: leave it "
-                "out, or turn EAGC on (lambda_p=0 leaves the loss alone)"
+                f"alignment={self.alignment!r} stands in for the anchor term of EAGC, but the operator takes "
+                "no part in this run: leave it out, or turn EAGC on (lambda_p=0 leaves the loss alone)"
             )
         if self.alignment != "gradient" and self.anchor == "sum":
             raise ConfigError(
-                f"anchor='sum': alignment={self.alignment!r} replaces the anchor term, and is a mean; leave one of them out"
+                f"anchor='sum': alignment={self.alignment!r} replaces the anchor term, and is a mean; "
+                "leave one of them out"
             )
-        if self.diagnose is not None:
-            read_diagnosis(self.diagnose)
-            if self.accumulation > 1:
-                raise ConfigError(
-                    f"accumulation={self.accumulation}: gradients of one whole batch are compared; set it to 1 to diagnose"
-                )
+        if self.diagnose is not None and self.accumulation > 1:
+            raise ConfigError(
+                f"accumulation={self.accumulation}: gradients of one whole batch are compared; "
+                "set it to 1 to diagnose"
+            )
+        return self
 
     @property
     def has_operator(self) -> bool:
@@ -195,304 +200,169 @@ class Config:
         """Last blocks that the reference model trains."""
         return self.trainable_blocks if self.reference_blocks is None else self.reference_blocks
 
-    @classmethod
-    def preset_values(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
-        """What this method sets for a preset, data set and backbone. Methods override it."""
-        return {}
-
-    def replace(self, **changes: Any) -> Config:
+    def replace(self, **changes: Any) -> Self:
         """This configuration with some settings changed, checked again."""
-        return dataclasses.replace(self, **changes)
+        return type(self)(**{**dict(self), **changes})
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary with every setting."""
-        return asdict(self)
+        return self.model_dump()
 
     def recipe(self) -> dict[str, Any]:
         """The settings that decide a run's numbers: all but those of the machine."""
-        return {name: value for name, value in self.to_json().items() if name not in MACHINE}
+        return self.model_dump(exclude=set(self.machine_settings()))
+
+    @classmethod
+    def machine_settings(cls) -> tuple[str, ...]:
+        """Names of the settings that may change when a run is resumed: they change no number of it."""
+        return tuple(name for name, field in cls.model_fields.items() if MACHINE in field.metadata)
+
+    @classmethod
+    def help_texts(cls) -> dict[str, str]:
+        """The name of every setting, and its help text."""
+        return {name: field.description or "" for name, field in cls.model_fields.items()}
 
 
-# May change when a run is resumed: what the files hold and what is computed stays the same.
-MACHINE = (
-    "root",
-    "split_file",
-    "weights",
-    "init",
-    "device",
-    "workers",
-    "trunk_cache",
-    "log_every",
-    "checkpoint_every",
-    "diagnose",
-)
+class SimGCDConfig(Config):
+    """Settings of SimGCD."""
 
-# The presets of the paper: method-independent part.
-PRESETS: dict[str, dict[str, Any]] = {
-    "baseline": {"eagc": False, "head_lr": 0.1},
-    "paper": {"eagc": True, "head_lr": 1.0},
-    "release": {
-        "eagc": True,
-        "head_lr": 1.0,
-        "energy_momentum": 0.95,
-        "warm_start": True,
-        "mlp_head_layers": 1,
-        "headline": "best",
-    },
+    sup_weight: float = Field(
+        0.35, ge=0, description="weight w of the supervised part; the unsupervised part has 1 - w"
+    )
+    memax_weight: float = Field(1.0, ge=0, description="weight of the mean-entropy term (me-max)")
+    student_temp: float = Field(0.1, gt=0, description="temperature of the student's predictions")
+    teacher_temp_start: float = Field(0.07, gt=0, description="temperature of the teacher in the first epoch")
+    teacher_temp: float = Field(0.04, gt=0, description="temperature of the teacher after its warm-up")
+    teacher_temp_epochs: int = Field(30, ge=0, description="epochs of the teacher temperature's warm-up")
+    contrastive_temp: float = Field(1.0, gt=0, description="temperature of InfoNCE")
+    supcon_temp: float = Field(0.07, gt=0, description="temperature of SupCon")
+
+
+class LegoGCDConfig(SimGCDConfig):
+    """Settings of LegoGCD."""
+
+    threshold: float = Field(
+        0.85, ge=0, description="confidence from which an unlabelled row counts as known"
+    )
+    dual_view_kl: bool = Field(
+        True, description="KL term between the two views' predictions (missing in the release of EAGC)"
+    )
+
+
+class SPTNetConfig(SimGCDConfig):
+    """Settings of SPTNet."""
+
+    init: Annotated[str | None, MACHINE] = Field(
+        None,
+        description="trained SimGCD to start from: a run folder (the weights it reports) or a checkpoint",
+    )
+    sptnet_eagc: Literal["init", "on"] = Field(
+        "on",
+        description="meaning of --eagc for SPTNet: a start that was trained with EAGC and nothing else "
+        "(released), or the operator too",
+    )
+    prompts: Literal["all", "patch"] = Field(
+        "all", description="prompt the image's margin and the patches' borders, or the borders alone"
+    )
+    pad_width: int = Field(30, ge=1, description="pixels of the image's margin that are prompted")
+    prompt_std: float = Field(1.0, ge=0, description="deviation of the prompts' normal start")
+    phase_batches: int = Field(
+        20,
+        ge=1,
+        description="batches between two changes of phase; the first of an epoch comes one batch earlier",
+    )
+    prompt_lr: float = Field(
+        1.0,
+        gt=0,
+        description="learning rate of the prompts (lr1); "
+        "backbone_lr and head_lr are the classifier phase's (lr2)",
+    )
+    prompt_warmup: int = Field(
+        1000, ge=0, description="batches, of both phases, of the prompts' linear warm-up; then cosine to 0"
+    )
+
+    @model_validator(mode="after")
+    def _start_and_trunk_fit(self) -> Self:
+        if self.trunk_cache is not None:
+            raise ConfigError(
+                f"trunk_cache={self.trunk_cache!r}: the prompts of SPTNet change the pixels before the "
+                "trunk, so its output cannot be cached; leave it out"
+            )
+        if self.warm_start:
+            raise ConfigError(
+                "warm_start=True: SPTNet starts from a SimGCD run (init); "
+                "start that one from the reference model"
+            )
+        return self
+
+    @property
+    def has_operator(self) -> bool:
+        return self.eagc and self.sptnet_eagc == "on"
+
+
+class SelExConfig(Config):
+    """Settings of SelEx."""
+
+    sup_weight: float = Field(
+        0.35, ge=0, description="weight w of the supervised part; the unsupervised part has 1 - w"
+    )
+    smoothing: float = Field(
+        1.0,
+        ge=0,
+        le=1,
+        description="weight alpha of the soft targets; the other view of the image has 1 - alpha",
+    )
+    contrastive_temp: float = Field(1.0, gt=0, description="temperature of the unsupervised term")
+    supcon_temp: float = Field(0.07, gt=0, description="temperature of SupCon")
+    embedding_dim: int = Field(
+        65536, ge=2, description="dimensions of the embedding; level i uses the first 1 / 2^(i+1) of them"
+    )
+    balanced: bool = Field(True, description="clusters of equal size as a prior of k-means")
+    published_order: bool = Field(
+        False,
+        description="index coarse labels of unlabelled images as the published code does: "
+        "each gets a different image's label",
+    )
+    kmeans_iterations: int = Field(10, ge=1, description="most iterations of each stage of k-means")
+    evaluation_restarts: int = Field(
+        10, ge=1, description="restarts of the k-means of an evaluation; the lowest inertia counts"
+    )
+
+
+CONFIGS: dict[str, type[Config]] = {
+    "simgcd": SimGCDConfig,
+    "legogcd": LegoGCDConfig,
+    "sptnet": SPTNetConfig,
+    "selex": SelExConfig,
 }
-
-# What a data set decides whatever the preset. Small data: at 10 classes the MLP head with learning rate 1.0 collapses onto the known
-# prototypes, so `digits` has neither.
-DATASETS: dict[str, dict[str, Any]] = {
-    "cifar10": {"reference_batch_size": 128},
-    "cifar100": {"reference_batch_size": 128, "reference_epochs": 3},
-    "imagenet100": {"reference_batch_size": 128},
-    "digits": {
-        "backbone": "vit_digits",
-        "mlp_head_layers": 0,
-        "head_lr": 0.1,
-        "epochs": 20,
-        "reference_epochs": 10,
-    },
-}
+"""The configuration class of every method. `methods.register` adds those of methods that are not built in."""
 
 
-def resolve(
-    method: str = "simgcd", dataset: str = "digits", preset: str = "paper", **switches: Any
-) -> Config:
-    """The configuration of a method on a data set under a preset, with `switches` on top (they win over everything)."""
-    cls = config_class(method)
-    if preset not in PRESETS:
-        raise ConfigError(f"preset={preset!r}: choose from {', '.join(PRESETS)}")
-    backbone = switches.get("backbone", DATASETS.get(dataset, {}).get("backbone", Config.backbone))
-    values = {
-        **PRESETS[preset],
-        **cls.preset_values(preset, dataset, backbone),
-        **DATASETS.get(dataset, {}),
-        **switches,
-    }
-    return _build(cls, {"method": method, "dataset": dataset, "preset": preset, **values})
+def register_config(method: str, cls: type[Config]) -> None:
+    """Make `cls` the configuration of a method. A different class for a known method is an error."""
+    if CONFIGS.setdefault(method, cls) is not cls:
+        raise ValueError(
+            f"method {method!r} already has the configuration {CONFIGS[method].__name__}, "
+            f"got {cls.__name__}; choose a different name"
+        )
 
 
 def config_class(method: str) -> type[Config]:
     """The configuration class of a method."""
-    from eagc_ops.training.methods import METHODS  # methods subclass Config, so they are imported late
-
-    if method not in METHODS:
-        raise ConfigError(f"method={method!r}: choose from {', '.join(sorted(METHODS))}")
-    return METHODS[method].Config
-
-
-class Diagnosis(NamedTuple):
-    """What the text `diagnose` asks for."""
-
-    every: int = 1  # measure at optimiser steps 0, every, 2 * every, ...
-    steps: int | None = None  # below this step; None: to the end
-    parameters: str = "block"  # whose gradients: "block" the last one, as the released code; "all" that are trained, as the paper
-    k: int = 16  # directions of SOC
-
-
-def read_diagnosis(text: str) -> Diagnosis:
-    """The settings in a text of key=value words; what is left out has its default.
-
-    >>> read_diagnosis("every=10 steps=200")
-    Diagnosis(every=10, steps=200, parameters='block', k=16)
-    """
-    found: dict[str, Any] = {}
-    for word in text.split() or [""]:
-        name, _, value = word.partition("=")
-        if name not in Diagnosis._fields or not value:
-            raise ConfigError(
-                f"diagnose={text!r}: {word!r} is none of every=N, steps=N, parameters=block|all, k=N"
-            )
-        if name in found:
-            raise ConfigError(f"diagnose={text!r}: {name} is given twice")
-        if name == "parameters" and value not in ("block", "all"):
-            raise ConfigError(f"diagnose={text!r}: parameters={value!r}: choose from block, all")
-        if name != "parameters" and not (value.isdecimal() and int(value) >= 1):
-            raise ConfigError(f"diagnose={text!r}: {name}={value!r}: expected a whole number >= 1")
-        found[name] = value if name == "parameters" else int(value)
-    return Diagnosis(**found)
+    if method not in CONFIGS:
+        raise ConfigError(f"method must be one of {', '.join(sorted(CONFIGS))}, got {method!r}")
+    return CONFIGS[method]
 
 
 def from_json(values: Any) -> Config:
-    """The configuration `to_json` wrote. Missing, unknown and ill-typed keys are errors."""
+    """The configuration that `to_json` wrote. Missing, unknown and ill-typed keys are errors."""
     if not isinstance(values, dict) or not isinstance(values.get("method"), str):
-        raise ConfigError("a configuration is a JSON object with a key 'method'")
+        raise ConfigError("a configuration must be a JSON object with a key 'method'")
     cls = config_class(values["method"])
-    missing = [f.name for f in fields(cls) if f.name not in values]
+    missing = [name for name in cls.model_fields if name not in values]
     if missing:
-        raise ConfigError(f"the configuration lacks {', '.join(missing)}; it was written by another version")
-    return _build(cls, values)
-
-
-def add_config_arguments(parser: argparse.ArgumentParser, names: Collection[str] | None = None) -> None:
-    """One option for every field (or those in `names`) of `Config` and of the methods' own configurations; only given options end up in
-    the namespace."""
-    from eagc_ops.training.methods import METHODS
-
-    owners: dict[str, list[str]] = {}
-    for name in sorted(METHODS):
-        for f in fields(METHODS[name].Config):
-            owners.setdefault(f.name, []).append(name)
-    common = {f.name for f in fields(Config)}
-    groups: dict[str, Any] = {"": parser}
-    for name, methods in owners.items():
-        if names is not None and name not in names:
-            continue
-        title = "" if name in common else f"options of {', '.join(methods)}"
-        if title not in groups:
-            groups[title] = parser.add_argument_group(title)
-        _add_option(
-            groups[title], name, METHODS[methods[0]].Config, sorted(METHODS) if name == "method" else None
+        raise ConfigError(
+            f"the configuration lacks {', '.join(missing)}; "
+            "it was written by a different version of this package"
         )
-
-
-def config_from_arguments(arguments: argparse.Namespace) -> Config:
-    """The configuration that a namespace filled by `add_config_arguments` stands for."""
-    from eagc_ops.training.methods import METHODS
-
-    known = {f.name for method in METHODS.values() for f in fields(method.Config)}
-    return resolve(**{name: value for name, value in vars(arguments).items() if name in known})
-
-
-def _build(cls: type[Config], values: dict[str, Any]) -> Config:
-    names = [f.name for f in fields(cls)]
-    for name in values:
-        if name not in names:
-            close = difflib.get_close_matches(name, names, 1)
-            raise ConfigError(
-                f"{name} is not a setting of {values['method']}"
-                + (f"; did you mean {close[0]}?" if close else "")
-            )
     return cls(**values)
-
-
-def _check(f: Field, hint: Any, value: Any) -> None:
-    kinds = _kinds(hint)
-    if value is None and type(None) in kinds:
-        return
-    choices = [kind for kind in kinds if isinstance(kind, str)]
-    if value in choices:
-        return
-    kind = kinds[0]
-    if kind in choices:
-        raise ConfigError(f"{f.name}={value!r}: choose from {', '.join(choices)}")
-    accepted = (int, float) if kind is float else (kind,)
-    if not isinstance(value, accepted) or (isinstance(value, bool) and kind is not bool):
-        raise ConfigError(f"{f.name}={value!r}: expected {_kind_name(kinds)}, got {type(value).__name__}")
-    if kind is float and math.isinf(value):
-        raise ConfigError(f"{f.name}={value!r}: expected a finite number")
-    for key, sign, holds in (
-        ("at_least", ">=", operator.ge),
-        ("above", ">", operator.gt),
-        ("below", "<", operator.lt),
-    ):
-        bound = f.metadata.get(key)
-        if bound is not None and not holds(value, bound):
-            raise ConfigError(f"{f.name}={value!r}: expected a value {sign} {bound}")
-
-
-def _kinds(hint: Any) -> tuple:
-    """int | Literal["a"] | None -> (int, "a", NoneType); Literal["a", "b"] -> ("a", "b"); float -> (float,)."""
-    if get_origin(hint) in (Union, types.UnionType):
-        return tuple(kind for part in get_args(hint) for kind in _kinds(part))
-    return get_args(hint) if get_origin(hint) is Literal else (hint,)
-
-
-def _kind_name(kinds: tuple) -> str:
-    names = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "none"}
-    return " or ".join(names.get(kind, repr(kind)) for kind in kinds)
-
-
-def _add_option(group: Any, name: str, cls: type[Config], choices: list[str] | None) -> None:
-    f = next(f for f in fields(cls) if f.name == name)
-    kinds = _kinds(get_type_hints(cls)[name])
-    choices = choices or (
-        [kind for kind in kinds if isinstance(kind, str)] if isinstance(kinds[0], str) else None
-    )
-    settings: dict[str, Any] = {
-        "default": argparse.SUPPRESS,
-        "help": f"{f.metadata['help']} [{_defaults(name, f)}]".replace("%", "%%"),
-    }
-    if kinds[0] is bool:
-        settings["action"] = argparse.BooleanOptionalAction
-    elif choices:
-        settings["choices"] = choices
-    else:
-        settings["type"] = _reader(kinds)
-        settings["metavar"] = {int: "N", float: "X", str: "TEXT"}[kinds[0]]
-    if f.metadata.get("words"):
-        settings |= {"nargs": "+", "action": _OneText, "metavar": f.metadata["words"]}
-    if name == "eagc":
-        settings |= {"action": _OnOff, "choices": ("init", "on"), "metavar": "init|on"}
-    group.add_argument("--" + name.replace("_", "-"), **settings)
-
-
-class _OnOff(argparse.BooleanOptionalAction):
-    """--eagc and --no-eagc; `--eagc init` and `--eagc on` also say which of SPTNet's two ways is meant (its setting sptnet_eagc)."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        choices, metavar = settings.pop("choices"), settings.pop("metavar")
-        super().__init__(*args, **settings)
-        self.nargs, self.choices, self.metavar = "?", choices, metavar
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option: str | None = None,
-    ) -> None:
-        if values and option == "--no-eagc":
-            parser.error(f"--no-eagc takes no value, got {values!r}")
-        super().__call__(parser, namespace, values, option)
-        if values:
-            namespace.sptnet_eagc = values
-
-
-class _OneText(argparse.Action):
-    """The words after the option become one text."""
-
-    def __call__(
-        self,
-        parser: argparse.ArgumentParser,
-        namespace: argparse.Namespace,
-        values: Any,
-        option: str | None = None,
-    ) -> None:
-        setattr(namespace, self.dest, None if values == [None] else " ".join(map(str, values)))
-
-
-def _reader(kinds: tuple) -> Any:
-    def read(text: str) -> Any:
-        if text in kinds:
-            return text
-        return None if type(None) in kinds and text.lower() == "none" else kinds[0](text)
-
-    read.__name__ = _kind_name(kinds)  # argparse names it: "invalid a number value"
-    return read
-
-
-def _defaults(name: str, f: Field) -> str:
-    """The default as --help shows it: one value, or the values that presets and data sets give it."""
-    if name in ("method", "preset", "dataset"):
-        return f.default
-    values = list(dict.fromkeys(getattr(config, name) for config in _all_recipes() if hasattr(config, name)))
-    shown = [
-        "none" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-        for value in values
-    ]
-    return shown[0] if len(shown) == 1 else f"by preset and data set: {' | '.join(shown)}"
-
-
-@functools.cache
-def _all_recipes() -> list[Config]:
-    from eagc_ops.training.methods import METHODS
-
-    return [
-        resolve(method, dataset, preset)
-        for method in sorted(METHODS)
-        for preset in PRESETS
-        for dataset in (*DATASETS, "cub", "scars")
-    ]

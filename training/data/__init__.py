@@ -2,14 +2,15 @@
 
 Read the files in the order in which data passes through them:
 
-1. `catalog`       a root on disk -> images in dataset order with their class index (`read_images`, `DATASETS`)
-2. `splits`        known and novel classes, the labelled half of the known images, re-indexed labels (`class_split`)
-3. `transforms`    the protocol's train and test transform
+1. `catalog`       a root on disk -> images in a fixed order with their class index (`read_images`)
+2. `splits`        known and novel classes, the labelled half of the known images, labels (`class_split`)
+3. `transforms`    the train and test transforms of the protocol
 4. `gcd`           all of this as one object (`open_data` -> `GCDData`)
 5. `loaders`       batches with keyed random draws (`train_loader`, `labelled_loader`, `evaluation_loader`)
 6. `verification`  a root against the published counts (`verify`)
 
-`pickles` reads the public files that are pickles without running them.
+`pickles` reads the public files that are pickles without running them. Published facts about the data sets
+(`SPECS`) are in `config/datasets.py`.
 
 >>> import torch
 >>> data = open_data("digits")
@@ -23,7 +24,8 @@ Read the files in the order in which data passes through them:
 1347
 """
 
-from eagc_ops.training.data.catalog import DATASETS, SPECS, Images, Spec, read_images
+from eagc_ops.training.config.datasets import DATASETS, SPECS, Spec
+from eagc_ops.training.data.catalog import Images, read_images
 from eagc_ops.training.data.gcd import GCDData, ImageSubset, Merged, open_data
 from eagc_ops.training.data.loaders import (
     Batch,
@@ -41,7 +43,29 @@ from eagc_ops.training.data.splits import ClassSplit, class_split, label_map, la
 from eagc_ops.training.data.verification import Verification, verify
 
 __all__ = [
-    "DATASETS", "SPECS", "Batch", "ClassSplit", "Draw", "GCDData", "ImageSubset", "Images", "KeyedViews", "Merged", "SequentialLoader",
-    "Spec", "TrainLoader", "Verification", "class_split", "draw_key", "evaluation_loader", "label_map", "labelled_loader",
-    "labelled_positions", "open_data", "read_images", "sampler_weights", "train_loader", "verify",
-]  # fmt: skip
+    "DATASETS",
+    "SPECS",
+    "Batch",
+    "ClassSplit",
+    "Draw",
+    "GCDData",
+    "ImageSubset",
+    "Images",
+    "KeyedViews",
+    "Merged",
+    "SequentialLoader",
+    "Spec",
+    "TrainLoader",
+    "Verification",
+    "class_split",
+    "draw_key",
+    "evaluation_loader",
+    "label_map",
+    "labelled_loader",
+    "labelled_positions",
+    "open_data",
+    "read_images",
+    "sampler_weights",
+    "train_loader",
+    "verify",
+]

@@ -1,4 +1,4 @@
-"""A dataset made ready for Generalized Category Discovery: labelled part, unlabelled part, transforms."""
+"""A data set made ready for Generalized Category Discovery: labelled part, unlabelled part, transforms."""
 
 import hashlib
 from collections.abc import Callable
@@ -11,9 +11,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from eagc_ops.training.data.catalog import SPECS, Images, read_images
+from eagc_ops.training.config.datasets import SPECS
+from eagc_ops.training.data.catalog import Images, read_images
 from eagc_ops.training.data.splits import class_split, label_map, labelled_positions
-from eagc_ops.training.data.transforms import digits_transforms, protocol_transforms
+from eagc_ops.training.data.transforms import TRANSFORMS
 
 
 class ImageSubset(Dataset):
@@ -51,7 +52,7 @@ class Merged(Dataset):
 
 @dataclass(frozen=True)
 class GCDData:
-    """What a training run needs of a dataset. Labels below `known` are old classes, the `novel` others are new."""
+    """A data set as a training run needs it. Labels below `known` are old classes, the others are new."""
 
     name: str
     known: int  # number of known classes
@@ -62,10 +63,8 @@ class GCDData:
     test_transform: Callable[[Image.Image], Tensor]
     image_size: int
     channels: int
-    split_hash: (
-        str  # sha256 over the positions of L (in their order) and U and over the known and novel class lists
-    )
-    notes: tuple[str, ...]  # which folder and which split were found
+    split_hash: str  # sha256 of the positions of L (in their order) and U, and of the two class lists
+    notes: tuple[str, ...]  # which folder and which split were read
 
     @property
     def merged(self) -> Merged:
@@ -79,27 +78,38 @@ def open_data(
     split_file: str | Path | None = None,
     image_size: int | None = None,
 ) -> GCDData:
-    """Open dataset `name` (one of `DATASETS`) under `root`; `image_size` defaults to 224 (digits: 16).
+    """Open the data set `name` (one of `DATASETS`) under `root`. No image is decoded here.
 
-    `split_file` is the class split of CUB, Cars, Aircraft and `folder`: see `class_split`. No image is decoded here.
+    Args:
+        split_file: the class split of CUB, Cars, Aircraft and `folder`: see `class_split`. Default: None.
+        image_size: side of the transformed images in pixels. Default: the data set's own, 224 (digits: 16).
 
     >>> data = open_data("digits")
     >>> data.known, data.novel, len(data.labelled), len(data.unlabelled)
     (5, 5, 450, 1347)
     """
-    digits = name == "digits"
-    size = (16 if digits else 224) if image_size is None else image_size
-    if size < 1:
-        raise ValueError(f"image_size must be at least 1, got {image_size}")
+    if image_size is not None and image_size < 1:
+        raise ValueError(f"image_size must be >= 1, got {image_size}")
     images = read_images(name, root)
+    spec = SPECS[name]
     split = class_split(name, split_file, images.names)
-    labelled, unlabelled = labelled_positions(images.targets, split, permuted=SPECS[name].permuted)
+    labelled, unlabelled = labelled_positions(images.targets, split, permuted=spec.permuted)
     labels = label_map(split)
-    train, test = digits_transforms(size) if digits else protocol_transforms(size)
+    size = spec.image_size if image_size is None else image_size
+    train, test = TRANSFORMS[spec.transforms](size)
     digest = hashlib.sha256()
     for part in (labelled, unlabelled, split.known, split.novel):
         digest.update(len(part).to_bytes(8, "little") + np.asarray(part, "<i8").tobytes())
     return GCDData(
-        name, len(split.known), len(split.novel), ImageSubset(images, labelled, labels), ImageSubset(images, unlabelled, labels),
-        train, test, size, 1 if digits else 3, digest.hexdigest(), (*images.notes, *split.notes),
-    )  # fmt: skip
+        name=name,
+        known=len(split.known),
+        novel=len(split.novel),
+        labelled=ImageSubset(images, labelled, labels),
+        unlabelled=ImageSubset(images, unlabelled, labels),
+        train_transform=train,
+        test_transform=test,
+        image_size=size,
+        channels=spec.channels,
+        split_hash=digest.hexdigest(),
+        notes=(*images.notes, *split.notes),
+    )

@@ -1,4 +1,4 @@
-"""Reading the few public files that are Python pickles (CIFAR, class splits) without running anything they name."""
+"""Reads the public files that are pickles (CIFAR, class splits) without running the functions they name."""
 
 import io
 import pickle
@@ -7,17 +7,16 @@ from typing import Any
 
 import numpy as np
 
-# Lists, dicts, strings and numbers need no name at all; 341 entries of the Herbarium19 split are numpy integers.
+# Names that a file may use. Lists, dicts, strings and numbers need none.
 CONTAINERS: dict[tuple[str, str], Any] = {}
-INTEGER_SCALARS = {
+INTEGER_SCALARS = {  # 341 entries of the Herbarium19 split are numpy integers
     ("numpy.core.multiarray", "scalar"): np.int64(0).__reduce__()[0],
     ("numpy", "dtype"): np.dtype,
 }
 ARRAYS = {  # CIFAR
     ("numpy.core.multiarray", "_reconstruct"): np.zeros(1).__reduce__()[0],
-    ("numpy._core.multiarray", "_reconstruct"): np.zeros(1).__reduce__()[
-        0
-    ],  # the same function in files written by numpy 2
+    # The same function in files written by numpy 2
+    ("numpy._core.multiarray", "_reconstruct"): np.zeros(1).__reduce__()[0],
     ("numpy", "ndarray"): np.ndarray,
     ("numpy", "dtype"): np.dtype,
 }
@@ -28,8 +27,11 @@ def read_pickle(
 ) -> Any:
     """The object pickled in `content`; a name outside `allowed` is refused before it is looked up.
 
-    A pickle calls what it names, so the only safe reader is one that knows every name beforehand. `source` is the path
-    for messages; `encoding` is "latin1" for files written by Python 2.
+    Unpickling calls the functions that a file names, so a safe reader must know every name beforehand.
+
+    Args:
+        source: the path, for messages.
+        encoding: "latin1" for files written by Python 2. Default: "ASCII".
 
     >>> read_pickle(pickle.dumps({"Old": [1, 0]}), "split.pkl", CONTAINERS)
     {'Old': [1, 0]}
@@ -38,7 +40,7 @@ def read_pickle(
     class Restricted(pickle.Unpickler):
         def find_class(self, module: str, name: str) -> Any:
             if (module, name) not in allowed:
-                raise pickle.UnpicklingError(f"it names {module}.{name}, which this file has no need of")
+                raise pickle.UnpicklingError(f"it names {module}.{name}, which such a file does not need")
             return allowed[module, name]
 
     try:

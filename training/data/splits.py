@@ -1,7 +1,7 @@
 """Which classes are known, and which of their images are labelled.
 
-class_split         known and novel class lists: by formula, or from the split file the user points to
-labelled_positions  half of the pooled known-class images, drawn once with seed 0 whatever the run's seed
+class_split         known and novel class lists: by formula, or from a split file
+labelled_positions  half of the pooled known-class images, always drawn with seed 0, not with the run's seed
 label_map           known classes become 0 .. |K|-1 in list order, novel ones follow
 """
 
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import yaml
 
-from eagc_ops.training.data.catalog import SPECS
+from eagc_ops.training.config.datasets import SPECS
 from eagc_ops.training.data.pickles import CONTAINERS, INTEGER_SCALARS, read_pickle
 
 # The published split files and their sha256. The lists themselves stay with their publisher.
@@ -31,6 +31,7 @@ PUBLISHED = {
         "6ddd0b23888e9d9d8bd7150cafb608ddcf1804a1a1d601444e96edd499225170",
     ),
 }
+BY_FORMULA = "class split made by formula"
 
 
 class ClassSplit(NamedTuple):
@@ -43,12 +44,14 @@ class ClassSplit(NamedTuple):
 
 
 def class_split(name: str, split_file: str | Path | None = None, names: Sequence[str] = ()) -> ClassSplit:
-    """The class split of dataset `name`; `names` are the class folders of a `folder` tree.
+    """The class split of the data set `name`; `names` are the class folders of a `folder` tree.
 
-    CIFAR, ImageNet-100, digits: the first classes are known. Herbarium19: a formula, or its published file. CUB, Cars,
-    Aircraft (Semantic Shift Benchmark): `split_file`, the published .pkl or a .json with the same keys, {"known_classes":
-    [...], "unknown_classes": {"Hard": [...], "Medium": [...], "Easy": [...]}}. `folder`: `split_file`, a .json or .yaml
-    {"known_classes": [names], "labelled_fraction": 0.5}; the other folders are novel, in sorted order.
+    - CIFAR, ImageNet-100, digits: the first classes are known.
+    - Herbarium19: a formula, or its published file.
+    - CUB, Cars, Aircraft (Semantic Shift Benchmark): `split_file`, the published .pkl or a .json with the
+      same keys, {"known_classes": [...], "unknown_classes": {"Hard": [...], "Medium": [...], "Easy": [...]}}.
+    - `folder`: `split_file`, a .json or .yaml {"known_classes": [names], "labelled_fraction": 0.5}; the other
+      folders are novel, in sorted order.
 
     >>> class_split("cifar10").novel
     (5, 6, 7, 8, 9)
@@ -58,23 +61,19 @@ def class_split(name: str, split_file: str | Path | None = None, names: Sequence
         return _folder_split(path, names)
     spec = SPECS[name]
     if path is None and name == "herbarium19":
-        old = (
-            np.random.RandomState(0).choice(683, 341, replace=False).tolist()
-        )  # equal to the published list, order included
-        return ClassSplit(
-            tuple(old), tuple(sorted(set(range(683)) - set(old))), notes=("class split made by formula",)
-        )
+        # This draw gives the published list, order included.
+        known = np.random.RandomState(0).choice(683, 341, replace=False).tolist()
+        novel = sorted(set(range(683)) - set(known))
+        return ClassSplit(tuple(known), tuple(novel), notes=(BY_FORMULA,))
     if name in PUBLISHED:
         return _published_split(name, path)
     if path is not None:
         raise ValueError(
-            f"the class split of {name} is a formula and reads no file, got split_file={str(path)!r}; leave it out"
+            f"the class split of {name} is a formula and reads no file, got split_file={str(path)!r}; "
+            "leave it out"
         )
-    return ClassSplit(
-        tuple(range(spec.known)),
-        tuple(range(spec.known, spec.known + spec.novel)),
-        notes=("class split made by formula",),
-    )
+    classes = range(spec.known + spec.novel)
+    return ClassSplit(tuple(classes[: spec.known]), tuple(classes[spec.known :]), notes=(BY_FORMULA,))
 
 
 def labelled_positions(
@@ -82,8 +81,9 @@ def labelled_positions(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions (int64) of the labelled set L and of the unlabelled set U.
 
-    L is `int(fraction * n)` of the n known-class images, drawn from the pool and not per class, always with seed 0;
-    `permuted` keeps it in drawn order, else it ascends. U is everything else, ascending.
+    L is `int(fraction * n)` of the n known-class images, drawn from the pool and not per class, always with
+    seed 0. With `permuted` it stays in drawn order; without, it ascends. U has all other positions,
+    ascending.
 
     >>> labelled_positions(np.array([1, 0, 1, 0, 2]), ClassSplit((0, 1), (2,)))
     (array([2, 3]), array([0, 1, 4]))
@@ -92,13 +92,14 @@ def labelled_positions(
     drawn = pool[np.random.RandomState(0).permutation(len(pool))[: int(split.labelled_fraction * len(pool))]]
     if len(drawn) == 0:
         raise ValueError(
-            f"labelled fraction {split.labelled_fraction} of {len(pool)} known-class images leaves none labelled"
+            f"labelled fraction {split.labelled_fraction} of {len(pool)} known-class images leaves none "
+            "labelled; raise it"
         )
     return drawn if permuted else np.sort(drawn), np.setdiff1d(np.arange(len(targets)), drawn)
 
 
 def label_map(split: ClassSplit) -> np.ndarray:
-    """int64 array: class index -> label. `label < len(split.known)` is then what "old" means.
+    """int64 array: class index -> label. A label is old if it is below `len(split.known)`.
 
     >>> label_map(ClassSplit((2, 0), (3, 1))).tolist()
     [1, 3, 0, 2]
@@ -112,42 +113,40 @@ def label_map(split: ClassSplit) -> np.ndarray:
 def _published_split(name: str, path: Path | None) -> ClassSplit:
     file, published = PUBLISHED[name]
     if path is None or not path.is_file():
-        got = "no split_file was given" if path is None else f"split_file {str(path)!r} does not exist"
+        got = "split_file is missing" if path is None else f"split_file {str(path)!r} does not exist"
         raise FileNotFoundError(
-            f"{SPECS[name].title}: {got}. It is {file}, the known and novel classes of the GCD protocol (for CUB, Cars and Aircraft "
-            "those of the Semantic Shift Benchmark), published under the MIT licence in the GitHub repository "
-            "sgvaze/generalized-category-discovery, folder data/ssb_splits"
+            f"{SPECS[name].title}: {got}. It is {file}, the known and novel classes of the GCD protocol (for "
+            "CUB, Cars and Aircraft those of the Semantic Shift Benchmark), published under the MIT licence "
+            "in the GitHub repository sgvaze/generalized-category-discovery, folder data/ssb_splits"
         )
     content = path.read_bytes()
-    found = hashlib.sha256(content).hexdigest()
+    digest = hashlib.sha256(content).hexdigest()
     if path.suffix == ".json":
         entries = _parse(path, json.loads)
         note = (
-            f"{path} (sha256 {found}) is JSON: its bytes cannot be compared with {file} (sha256 {published})"
+            f"{path} (sha256 {digest}) is JSON: its bytes cannot be compared with {file} (sha256 {published})"
         )
     elif path.suffix == ".pkl":
         entries = read_pickle(content, path, INTEGER_SCALARS if name == "herbarium19" else CONTAINERS)
-        note = f"{path} has sha256 {found}, the published {file} has {published}"
-        if found != published:
-            warnings.warn(f"{note}: it may be another class split", stacklevel=4)
+        note = f"{path} has sha256 {digest}, the published {file} has {published}"
+        if digest != published:
+            warnings.warn(f"{note}: it may be a different class split", stacklevel=4)
     else:
         raise ValueError(f"split_file {str(path)!r}: expected the published {file} or a .json")
     try:
         if name == "herbarium19":
             known, novel = entries["Old"], entries["New"]
         else:  # novel classes in the order Hard, Medium, Easy, whatever order the file stores
-            known, novel = (
-                entries["known_classes"],
-                [c for level in ("Hard", "Medium", "Easy") for c in entries["unknown_classes"][level]],
-            )
+            known = entries["known_classes"]
+            novel = [c for level in ("Hard", "Medium", "Easy") for c in entries["unknown_classes"][level]]
         known, novel = _integers(known), _integers(novel)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} does not have the keys and integer lists of {file}: {error!r}") from error
     spec = SPECS[name]
     if len(known) != spec.known or sorted(known + novel) != list(range(spec.known + spec.novel)):
         raise ValueError(
-            f"{path} lists {len(known)} known and {len(novel)} novel classes; {spec.title} needs {spec.known} and {spec.novel} "
-            f"that cover 0 .. {spec.known + spec.novel - 1}, each once"
+            f"{path} lists {len(known)} known and {len(novel)} novel classes; {spec.title} needs "
+            f"{spec.known} and {spec.novel} that cover 0 .. {spec.known + spec.novel - 1}, each once"
         )
     return ClassSplit(known, novel, notes=(note,))
 
@@ -155,30 +154,28 @@ def _published_split(name: str, path: Path | None) -> ClassSplit:
 def _folder_split(path: Path | None, names: Sequence[str]) -> ClassSplit:
     if path is None or not path.is_file():
         raise FileNotFoundError(
-            f"an image folder needs a split_file, got {None if path is None else str(path)!r}: a .json or .yaml with "
-            '{"known_classes": ["name", ...], "labelled_fraction": 0.5}, names being class folders'
+            f"an image folder needs a split_file, got {None if path is None else str(path)!r}: a .json or "
+            '.yaml with {"known_classes": ["name", ...], "labelled_fraction": 0.5}, names being class folders'
         )
     if path.suffix not in (".json", ".yaml", ".yml"):
         raise ValueError(f"split_file {str(path)!r}: expected .json, .yaml or .yml")
     entries = _parse(path, json.loads if path.suffix == ".json" else yaml.safe_load)
-    if not isinstance(entries, dict) or not {"known_classes"} <= entries.keys() <= {
-        "known_classes",
-        "labelled_fraction",
-    }:
+    allowed = {"known_classes", "labelled_fraction"}
+    if not isinstance(entries, dict) or not {"known_classes"} <= entries.keys() <= allowed:
         raise ValueError(
             f"{path} needs the key 'known_classes' and may have 'labelled_fraction', nothing else"
         )
     known, fraction = entries["known_classes"], entries.get("labelled_fraction", 0.5)
-    if not isinstance(known, list) or not all(
-        isinstance(k, str) for k in known
-    ):  # YAML turns 001 and no into other types
+    # YAML turns the names 001 and no into a number and a truth value.
+    if not isinstance(known, list) or not all(isinstance(k, str) for k in known):
         raise ValueError(
             f"{path}: 'known_classes' must be a list of folder names; put names such as 001 or no in quotes"
         )
     unknown = [k for k in known if k not in names]
     if unknown or len(set(known)) != len(known) or not 0 < len(known) < len(names):
         raise ValueError(
-            f"{path}: 'known_classes' must name some, not all, of {len(names)} folders, each once; not found: {unknown[:3]}"
+            f"{path}: 'known_classes' must name some, not all, of {len(names)} folders, each once; "
+            f"not among the folders: {unknown[:3]}"
         )
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ValueError(f"{path}: 'labelled_fraction' must lie between 0 and 1, got {fraction!r}")

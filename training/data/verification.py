@@ -1,4 +1,4 @@
-"""Is this root what the protocol expects? Counts against the published table, and what is wrong."""
+"""A root compared with the protocol: counts against the published ones, and a list of faults."""
 
 import os
 import warnings
@@ -7,13 +7,14 @@ from pathlib import Path
 
 import numpy as np
 
-from eagc_ops.training.data.catalog import SPECS, Images, read_images
+from eagc_ops.training.config.datasets import SPECS
+from eagc_ops.training.data.catalog import Images, read_images
 from eagc_ops.training.data.splits import class_split, labelled_positions
 
 
 @dataclass(frozen=True)
 class Verification:
-    """`ok` is False when a line starts with WRONG; lines that start with "warning" or "note" leave it True."""
+    """`ok` is False if a line starts with WRONG; lines that start with "warning" or "note" leave it True."""
 
     lines: tuple[str, ...]
     ok: bool
@@ -23,7 +24,7 @@ class Verification:
 
 
 def verify(name: str, root: str | Path | None = None, split_file: str | Path | None = None) -> Verification:
-    """Check a dataset on disk: files, counts of the training and test part, split file, sizes of L and U.
+    """Check a data set on disk: files, counts of the training and test part, split file, sizes of L and U.
 
     >>> print(verify("digits"))
     note: digits come with scikit-learn
@@ -79,16 +80,16 @@ def _check(lines: list[str], name: str, root: str | Path | None, split_file: str
     ]
 
 
-def _count(what: str, found: int, expected: int) -> str:
-    if not expected:  # nothing is published for a folder of the user's own
-        return f"note: {found:,} {what}"
-    return f"ok: {found:,} {what}" if found == expected else f"WRONG: {found:,} {what}, expected {expected:,}"
+def _count(name: str, count: int, published: int) -> str:
+    if not published:  # nothing is published for a folder of the user's own
+        return f"note: {count:,} {name}"
+    if count != published:
+        return f"WRONG: {count:,} {name}, expected {published:,}"
+    return f"ok: {count:,} {name}"
 
 
 def _absent_files(images: Images) -> list[str]:
-    absent = (
-        [path for path in images.source if not os.path.isfile(path)]
-        if isinstance(images.source, list)
-        else []
-    )
+    if not isinstance(images.source, list):
+        return []
+    absent = [path for path in images.source if not os.path.isfile(path)]
     return [f"WRONG: {len(absent):,} listed images are missing, the first is {absent[0]}"] if absent else []

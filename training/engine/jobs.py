@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from eagc_ops.training.config import MACHINE, Config, ConfigError
+from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.engine.loop import resume, train
 from eagc_ops.training.engine.run_folder import RunFolder
 
@@ -101,7 +101,7 @@ def _finished(job: Job, remedy: str) -> bool:
 def _run(job: Job) -> dict[str, Any]:
     config, folder = job.config, job.folder
     if (folder / "run.json").exists():
-        return resume(folder, **{name: getattr(config, name) for name in MACHINE if hasattr(config, name)})
+        return resume(folder, **{name: getattr(config, name) for name in config.machine_settings()})
     for rest in folder.glob("*.partial"):  # killed while run.json was written: nothing has begun
         rest.unlink()
     return train(config, folder)

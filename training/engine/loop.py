@@ -26,7 +26,7 @@ from eagc_ops import EAGC, Subspace
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.analysis.accuracy import Accuracy, accuracy
 from eagc_ops.training.analysis.estimate_k import all_features, estimate_k
-from eagc_ops.training.config import MACHINE, Config, ConfigError, read_diagnosis
+from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.data import Batch, GCDData, draw_key, open_data
 from eagc_ops.training.data.batches import VIEWS, batches
 from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint, save_checkpoint
@@ -532,21 +532,21 @@ def _diagnosis(config: Config) -> list[Callback]:
     """The callback that `diagnose` asks for."""
     from eagc_ops.training.analysis.diagnosis import Diagnose  # it is made of this file's parts
 
-    return [] if config.diagnose is None else [Diagnose(**read_diagnosis(config.diagnose)._asdict())]
+    return [] if config.diagnose is None else [Diagnose(**dict(config.diagnose))]
 
 
 def _changed(config: Config, changes: dict[str, Any]) -> Config:
-    unknown = [name for name in changes if not hasattr(config, name)]
+    unknown = [name for name in changes if name not in config.help_texts()]
     if unknown:
         raise ConfigError(f"{', '.join(unknown)} is not a setting of {config.method}")
     fixed = [
         name
         for name, value in changes.items()
-        if name not in MACHINE and value != getattr(config, name, None)
+        if name not in config.machine_settings() and value != getattr(config, name, None)
     ]
     if fixed:
         raise ConfigError(
-            f"{', '.join(fixed)} cannot change in a run that exists (only {', '.join(MACHINE)} can): start a new run"
+            f"{', '.join(fixed)} cannot change in a run that exists (only {', '.join(config.machine_settings())} can): start a new run"
         )
     return config.replace(**changes)
 

@@ -4,7 +4,7 @@ A method is one file in this folder:
 
     @register("mine")
     class Mine(Method):
-        Config = MyConfig                        # a subclass of Config with the method's own settings and recipe
+        Config = MyConfig                        # a subclass of Config with the method's own settings
         def __init__(self, config, problem): ... # heads; `super().__init__` makes the optional MLP head
         def forward(self, z): ...                # heads: (n, D) -> tuple of (n, ...) tensors
         def loss(self, outputs, rows): ...       # Loss(supervised, unsupervised, terms) of the global batch
@@ -21,7 +21,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eagc_ops.training.config import Config
+from eagc_ops.training.config import Config, register_config
 
 METHODS: dict[str, type[Method]] = {}
 
@@ -32,6 +32,7 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
     def add(method: type[Method]) -> type[Method]:
         if name in METHODS and METHODS[name] is not method:
             raise ValueError(f"register({name!r}): {METHODS[name].__qualname__} has this name already")
+        register_config(name, method.Config)
         METHODS[name] = method
         return method
 

@@ -8,52 +8,19 @@ softmax of probabilities, and the marginal estimate is made of softmax(c) at tem
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from eagc_ops.training.config import option
+from eagc_ops.training.config import LegoGCDConfig
 from eagc_ops.training.methods.base import Loss, Problem, Rows, register
-from eagc_ops.training.methods.simgcd import SimGCD, SimGCDConfig
+from eagc_ops.training.methods.simgcd import SimGCD
 
-# By data set, the authors' and the release's alike; me-max weight 1 elsewhere
-THRESHOLD = {
-    "cub": 0.7,
-    "scars": 0.85,
-    "aircraft": 0.9,
-    "cifar10": 0.95,
-    "cifar100": 0.85,
-    "imagenet100": 0.8,
-    "herbarium19": 0.7,
-}
-MEMAX = {"cub": 2.0, "cifar100": 2.0}
 # Written into the published code
 LER_WEIGHT = 2.0
 LER_TEMPERATURE = 0.05
 MARGIN = 0.4  # weight of log qhat
 QHAT_MOMENTUM = 0.999
-
-
-@dataclass(frozen=True)
-class LegoGCDConfig(SimGCDConfig):
-    """Settings of LegoGCD."""
-
-    threshold: float = option(0.85, "confidence from which an unlabelled row counts as known", at_least=0)
-    dual_view_kl: bool = option(
-        True, "KL term between the two views' predictions (missing in the release of EAGC)"
-    )
-
-    @classmethod
-    def preset_values(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
-        threshold = THRESHOLD.get(dataset, cls.threshold)
-        return {
-            "threshold": threshold,
-            "memax_weight": MEMAX.get(dataset, 1.0),
-            "dual_view_kl": preset != "release",
-        }
 
 
 @register("legogcd")

@@ -9,69 +9,18 @@ All similarities are negative Euclidean distances of the unit-norm embedding f.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 import torch.distributed as dist
 from sklearn.cluster import KMeans
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eagc_ops.training.config import Config, ConfigError, option
+from eagc_ops.training.config import ConfigError, SelExConfig
 from eagc_ops.training.data import draw_key
 from eagc_ops.training.methods.base import Features, Loss, Method, Problem, Prototypes, Rows, register
 from eagc_ops.training.methods.clustering import Clusters, semi_supervised_kmeans
 from eagc_ops.training.methods.losses import sup_con_of_similarities
 from eagc_ops.training.methods.simgcd import projector
-
-# alpha of the authors by data set, 1 elsewhere; the release of EAGC has 1 everywhere
-SMOOTHING = {"aircraft": 0.5, "cifar10": 0.1, "cifar100": 0.1, "imagenet100": 0.1}
-MLP_HEAD_RELEASE = {"cifar100": 1}  # layers; 2 elsewhere
-BLOCKS = {"scars": 3}  # trainable; 2 elsewhere
-UNBALANCED = ("herbarium19",)
-
-
-@dataclass(frozen=True)
-class SelExConfig(Config):
-    """Settings of SelEx."""
-
-    sup_weight: float = option(
-        0.35, "weight w of the supervised part; the unsupervised part has 1 - w", at_least=0
-    )
-    smoothing: float = option(
-        1.0, "weight alpha of the soft targets; the other view of the image has 1 - alpha", at_least=0
-    )
-    contrastive_temp: float = option(1.0, "temperature of the unsupervised term", above=0)
-    supcon_temp: float = option(0.07, "temperature of SupCon", above=0)
-    embedding_dim: int = option(
-        65536, "dimensions of the embedding; level i uses the first 1 / 2^(i+1) of them", at_least=2
-    )
-    balanced: bool = option(True, "clusters of equal size as a prior of k-means")
-    published_order: bool = option(
-        False, "coarse labels of unlabelled images in the published code's order, which is another image's"
-    )
-    kmeans_iterations: int = option(10, "most iterations of each stage of k-means", at_least=1)
-    evaluation_restarts: int = option(
-        10, "restarts of the k-means of an evaluation; the lowest inertia counts", at_least=1
-    )
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.smoothing > 1:
-            raise ConfigError(f"smoothing={self.smoothing}: expected a value <= 1")
-
-    @classmethod
-    def preset_values(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
-        release = preset == "release"
-        values = {
-            "trainable_blocks": BLOCKS.get(dataset, 2),
-            "smoothing": 1.0 if release else SMOOTHING.get(dataset, 1.0),
-            "balanced": dataset not in UNBALANCED,
-            "published_order": release,
-            "embedding_dim": 2048 if dataset == "digits" else 65536,  # 10 classes need no 65,536 dimensions
-        }
-        return {**values, "mlp_head_layers": MLP_HEAD_RELEASE.get(dataset, 2)} if release else values
 
 
 @register("selex")

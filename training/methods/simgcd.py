@@ -5,14 +5,11 @@ L_GCD = (1 - w) (L_dist + eps L_me + L_con) + w (L_cls + L_supcon),      w = sup
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any
-
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from eagc_ops.training.config import Config, option
+from eagc_ops.training.config import SimGCDConfig
 from eagc_ops.training.methods.base import Features, Loss, Method, Problem, Prototypes, Rows, register
 from eagc_ops.training.methods.losses import (
     classification,
@@ -22,35 +19,6 @@ from eagc_ops.training.methods.losses import (
     sup_con,
     teacher_temperature,
 )
-
-# me-max weight by data set, 1 elsewhere: the authors' own, and the release of EAGC
-MEMAX = {"cub": 2.0, "cifar100": 4.0}
-MEMAX_RELEASE = {"cifar100": 2.0}
-# lambda_p of the release with DINO; 0.5 elsewhere, and with DINOv2
-LAMBDA_P_RELEASE = {"scars": 3.0, "aircraft": 3.0}
-
-
-@dataclass(frozen=True)
-class SimGCDConfig(Config):
-    """Settings of SimGCD."""
-
-    sup_weight: float = option(
-        0.35, "weight w of the supervised part; the unsupervised part has 1 - w", at_least=0
-    )
-    memax_weight: float = option(1.0, "weight of the mean-entropy term (me-max)", at_least=0)
-    student_temp: float = option(0.1, "temperature of the student's predictions", above=0)
-    teacher_temp_start: float = option(0.07, "temperature of the teacher in the first epoch", above=0)
-    teacher_temp: float = option(0.04, "temperature of the teacher after its warm-up", above=0)
-    teacher_temp_epochs: int = option(30, "epochs of the teacher temperature's warm-up", at_least=0)
-    contrastive_temp: float = option(1.0, "temperature of InfoNCE", above=0)
-    supcon_temp: float = option(0.07, "temperature of SupCon", above=0)
-
-    @classmethod
-    def preset_values(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
-        if preset != "release":
-            return {"memax_weight": MEMAX.get(dataset, 1.0)}
-        lambda_p = 0.5 if "dinov2" in backbone else LAMBDA_P_RELEASE.get(dataset, 0.5)
-        return {"memax_weight": MEMAX_RELEASE.get(dataset, 1.0), "lambda_p": lambda_p}
 
 
 @register("simgcd")

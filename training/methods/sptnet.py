@@ -10,106 +10,21 @@ Integrated: the operator also acts in the classifier phase (`sptnet_eagc="on"`);
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from eagc_ops.training.config import ConfigError, option
+from eagc_ops.training.config import ConfigError, SPTNetConfig
 from eagc_ops.training.engine.checkpoint import load_checkpoint, tensor_digest
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.methods.base import Problem, cosine, decay_groups, register
-from eagc_ops.training.methods.simgcd import SimGCD, SimGCDConfig
+from eagc_ops.training.methods.simgcd import SimGCD
 
-# By data set, the authors' and the release's alike
-PROMPT_LR = {
-    "cub": 25.0,
-    "scars": 10.0,
-    "aircraft": 1.0,
-    "cifar10": 1.0,
-    "cifar100": 5.0,
-    "imagenet100": 5.0,
-    "herbarium19": 0.5,
-}
-CLASSIFIER_LR = {
-    "cifar10": 0.003,
-    "cifar100": 0.003,
-    "imagenet100": 0.003,
-    "herbarium19": 0.01,
-    "digits": 0.1,
-}  # 0.05 elsewhere
-MEMAX = {"cub": 2.0}  # 1 elsewhere
-# Digits: for images of 16 pixels and epochs of 14 batches. With patches of 4 pixels three quarters of an image are borders, and prompts
-# of deviation 1 would drown it.
-DIGITS = {"pad_width": 2, "prompt_std": 0.1, "prompt_lr": 0.1, "prompt_warmup": 20, "phase_batches": 5}
 PATCH_WIDTH = 1  # pixels of a patch's border that are prompted
 
 PROMPT, CLASSIFIER = 0, 1  # phases
-
-
-@dataclass(frozen=True)
-class SPTNetConfig(SimGCDConfig):
-    """Settings of SPTNet."""
-
-    init: str | None = option(
-        None, "trained SimGCD to start from: a run folder (the weights it reports) or a checkpoint"
-    )
-    sptnet_eagc: Literal["init", "on"] = option(
-        "on",
-        "what --eagc means for SPTNet: a start that was trained with EAGC and nothing else (released), or the operator too",
-    )
-    prompts: Literal["all", "patch"] = option(
-        "all", "prompt the image's margin and the patches' borders, or the borders alone"
-    )
-    pad_width: int = option(30, "pixels of the image's margin that are prompted", at_least=1)
-    prompt_std: float = option(1.0, "deviation of the prompts' normal start", at_least=0)
-    phase_batches: int = option(
-        20, "batches between two changes of phase; the first of an epoch comes one batch earlier", at_least=1
-    )
-    prompt_lr: float = option(
-        1.0,
-        "learning rate of the prompts (lr1); backbone_lr and head_lr are the classifier phase's (lr2)",
-        above=0,
-    )
-    prompt_warmup: int = option(
-        1000, "batches, of both phases, of the prompts' linear warm-up; then cosine to 0", at_least=0
-    )
-
-    @classmethod
-    def preset_values(cls, preset: str, dataset: str, backbone: str) -> dict[str, Any]:
-        classifier_lr = CLASSIFIER_LR.get(dataset, 0.05)
-        return {
-            "sptnet_eagc": "init" if preset == "release" else "on",
-            "warm_start": False,
-            "prompts": "patch" if dataset in ("cifar10", "cifar100") and preset != "release" else "all",
-            "prompt_lr": PROMPT_LR.get(dataset, 1.0),
-            "backbone_lr": classifier_lr,
-            "head_lr": classifier_lr,
-            "lr_floor": 0.1,
-            "weight_decay": 5e-4,
-            "memax_weight": MEMAX.get(dataset, 1.0),
-            "teacher_temp_epochs": 10,
-            "epochs": 1000,
-            "precision": "fp16" if dataset in PROMPT_LR else "no",  # published runs; it needs a GPU
-            **(DIGITS if dataset == "digits" else {}),
-        }
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.trunk_cache is not None:
-            raise ConfigError(
-                f"trunk_cache={self.trunk_cache!r}: the prompts of SPTNet change the pixels before the trunk; leave it out"
-            )
-        if self.warm_start:
-            raise ConfigError(
-                "warm_start=True: SPTNet starts from a SimGCD run (init); start that one from the reference model"
-            )
-
-    @property
-    def has_operator(self) -> bool:
-        return self.eagc and self.sptnet_eagc == "on"
 
 
 @register("sptnet")

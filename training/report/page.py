@@ -11,7 +11,6 @@ import math
 import re
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import fields
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -457,7 +456,7 @@ def _sweep_figure(groups: list[Group], problem: str) -> str:
     for axis in panels[len(found) :]:
         axis.remove()
     figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, frameon=False)
-    help = {f.name: f.metadata.get("help") for group in groups for f in fields(group.runs[0].config)}
+    help = {name: text for group in groups for name, text in group.runs[0].config.help_texts().items()}
     seeds = sorted(
         {
             len([run for run in group.runs if run.result is not None])

@@ -197,7 +197,7 @@ def subspace_for(run: Run, known: Sequence[KnownSubspace]) -> KnownSubspace | No
     def reference(run: Run) -> dict[str, Any]:
         fields = [
             field
-            for field in vars(run.config)
+            for field in run.config.help_texts()
             if field.startswith("reference_") and field != "reference_blocks"
         ]
         of_config = {

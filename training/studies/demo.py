@@ -36,7 +36,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 BASELINE, FULL = "b", "e"
 SETTINGS: dict[str, Any] = {  # on top of the preset "paper" for digits; an epoch has 14 steps
-    "warm_start": True, "log_every": 7, "diagnose": "every=7", "device": "cpu",
+    "warm_start": True, "log_every": 7, "diagnose": {"every": 7}, "device": "cpu",
 }  # fmt: skip
 COLUMNS = {  # metric: heading, digits; the report has more
     "all": ("All %", 1), "old": ("Old %", 1), "new": ("New %", 1), "gdc_clean": ("GDC clean", 3), "gdc_release": ("GDC release", 3),

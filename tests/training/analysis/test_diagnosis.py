@@ -13,7 +13,7 @@ from eagc_ops.diagnostics import subspace_overlap
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.analysis import diagnosis as diagnose
 from eagc_ops.training.analysis.diagnosis import MEASURES, Diagnose
-from eagc_ops.training.config import ConfigError
+from eagc_ops.training.config import ConfigError, Diagnosis
 from eagc_ops.training.data import open_data
 from eagc_ops.training.engine import loop as loop_module
 from eagc_ops.training.engine.checkpoint import load_checkpoint
@@ -103,7 +103,7 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
     }  # small steps and a narrow subspace keep tau inside (0, 1)
     config, spy = (
         small_config(
-            data, "everywhere", eagc=eagc, diagnose=f"every=3 k=4 parameters={parameters}", **switches
+            data, "everywhere", eagc=eagc, diagnose={"every": 3, "k": 4, "parameters": parameters}, **switches
         ),
         Spy(),
     )
@@ -233,7 +233,7 @@ def test_a_run_does_not_notice(data, tmp_path, way):
         train(small_config(data, epochs=1, eagc=False), tmp_path / "start")
         switches = {**switches, "init": str(tmp_path / "start"), "precision": "no"}
     results = {}
-    for name, settings in {"plain": None, "diagnosed": "every=2 parameters=all"}.items():
+    for name, settings in {"plain": None, "diagnosed": {"every": 2, "parameters": "all"}}.items():
         results[name] = train(
             small_config(data, method, epochs=1, diagnose=settings, **switches), tmp_path / name
         )
@@ -258,7 +258,7 @@ def test_a_run_does_not_notice(data, tmp_path, way):
 
 def test_the_truth_of_unlabelled_images_reaches_no_weight(data, tmp_path, monkeypatch):
     """Known and novel changed about among them: other measures, the same weights."""
-    config = small_config(data, "counting", epochs=1, diagnose="every=2")
+    config = small_config(data, "counting", epochs=1, diagnose={"every": 2})
 
     def changed_about(*arguments, **options):
         found = open_data(*arguments, **options)
@@ -289,7 +289,7 @@ def test_the_trunk_sees_the_test_images_once(data, tmp_path, monkeypatch):
     def images(name, **switches):
         seen.clear()
         train(
-            small_config(data, eagc=False, warm_start=False, epochs=1, diagnose="every=1", **switches),
+            small_config(data, eagc=False, warm_start=False, epochs=1, diagnose=Diagnosis(), **switches),
             tmp_path / name,
         )
         return sum(seen)
@@ -317,7 +317,7 @@ def test_prompts_are_measured_with_what_they_do_to_the_pixels(data, tmp_path):
         "init": str(tmp_path / "start"),
     }
     config = small_config(
-        data, "small_sptnet", epochs=1, eagc=False, precision="no", diagnose="every=1 k=4", **switches
+        data, "small_sptnet", epochs=1, eagc=False, precision="no", diagnose={"k": 4}, **switches
     )
     train(config, tmp_path / "run")
     lines = measured(tmp_path / "run")
@@ -344,7 +344,7 @@ def test_an_alignment_loss_is_measured_as_the_anchor_term_it_stands_in_for(data,
         "lambda_a": 20.0,
         "backbone_lr": 0.001,
         "head_lr": 0.001,
-        "diagnose": "every=2",
+        "diagnose": {"every": 2},
     }
     lines = []
     for alignment in ("gradient", "proximal"):
@@ -367,7 +367,7 @@ def test_diagnosis_begins_when_a_run_is_resumed(data, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         train(config, tmp_path / "run", [Stop()])
-    assert resume(tmp_path / "run", diagnose="every=3 steps=12") == result
+    assert resume(tmp_path / "run", diagnose={"every": 3, "steps": 12}) == result
     assert [line["step"] for line in measured(tmp_path / "run")] == [10]
     a, b = (load_checkpoint(tmp_path / name / "last.safetensors") for name in ("whole", "run"))
     assert a[1] == b[1]
@@ -389,20 +389,26 @@ def test_the_command_line(data, tmp_path, capsys):
     ]
     options += [word for name, value in data.items() for word in ("--" + name.replace("_", "-"), value)]
     run = ["train", "--method", "small", *options, "--no-eagc", "--epochs", "1", "-o", str(tmp_path / "run")]
-    assert main([*run, "--diagnose", "every=3", "steps=4", "parameters=all", "k=8"]) == 0
+    words = "--diagnose-every 3 --diagnose-steps 4 --diagnose-parameters all --diagnose-k 8"
+    assert main([*run, *words.split()]) == 0
     assert [(line["step"], line["k"]) for line in measured(tmp_path / "run")] == [(1, 8), (4, 8)]
-    assert RunFolder.open(tmp_path / "run").config.diagnose == "every=3 steps=4 parameters=all k=8"
+    assert RunFolder.open(tmp_path / "run").config.diagnose == Diagnosis(
+        every=3, steps=4, parameters="all", k=8
+    )
     capsys.readouterr()
     for words, message in {
-        "evry=3": "'evry=3' is none of every=N, steps=N, parameters=block|all, k=N",
-        "every": "'every' is none of",
-        "every=0": "every='0': expected a whole number >= 1",
-        "k=2.5": "k='2.5': expected a whole number >= 1",
-        "every=2 every=3": "every is given twice",
-        "parameters=last": "parameters='last': choose from block, all",
-        "every=2 --accumulation 2": "accumulation=2: gradients of one whole batch are compared",
+        "--diagnose-evry 3": "unknown option --diagnose-evry; did you mean --diagnose-every?",
+        "--diagnose-every": "--diagnose-every: expected one argument",
+        "--diagnose-every 0": "diagnose.every must be >= 1, got 0",
+        "--diagnose-k 2.5": "--diagnose-k: must be a whole number, got '2.5'",
+        "--diagnose-parameters last": "--diagnose-parameters: invalid choice: 'last'",
+        "--diagnose --accumulation 2": "accumulation=2: gradients of one whole batch are compared",
     }.items():
-        assert main([*run[:-1], str(tmp_path / "other"), "--diagnose", *words.split()]) == 2
+        try:
+            code = main([*run[:-1], str(tmp_path / "other"), *words.split()])
+        except SystemExit as exit:
+            code = exit.code
+        assert code == 2
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1

@@ -1,14 +1,15 @@
-"""Small copies of the official layouts, made of hard-linked images, read by the real readers and by torchvision's classes."""
+"""Small copies of the official layouts, made of hard links, read by our readers and by torchvision's."""
 
 import json
 import os
 import pickle
+import re
 import shutil
 
 import numpy as np
 import pytest
 import torchvision.datasets as tv
-from layouts import BUILDERS, VARIANTS, Linker, cub_root, herbarium_root, imagenet_root, write_split  # noqa: F401
+from layouts import BUILDERS, VARIANTS, Linker, cub_root, herbarium_root, imagenet_root, write_split
 from scipy.io import savemat
 
 from eagc_ops.training.data import SPECS, open_data, read_images, verify
@@ -36,12 +37,17 @@ def built(tmp_path_factory, pictures):
     return build
 
 
-# ---- sizes, positions, labels ------------------------------------------------------------------------------------------
+# sizes, positions, labels --------------------------------------------------------------------------------
 
-SIZES = {  # |L|, |U|, test: what the official loaders gave on the same fixture
-    "cifar10": (25, 75, 10), "cifar100": (600, 900, 100), "imagenet100": (75, 225, 100), "cub": (150, 450, 200), "scars": (147, 441, 196),
-    "aircraft": (75, 225, 100), "herbarium19": (511, 1538, 683),
-}  # fmt: skip
+SIZES = {  # |L|, |U|, test part: the numbers that the official loaders gave on the same fixture
+    "cifar10": (25, 75, 10),
+    "cifar100": (600, 900, 100),
+    "imagenet100": (75, 225, 100),
+    "cub": (150, 450, 200),
+    "scars": (147, 441, 196),
+    "aircraft": (75, 225, 100),
+    "herbarium19": (511, 1538, 683),
+}
 DRAWN_ORDER = {"cifar10", "cifar100", "imagenet100", "scars"}  # official loaders that keep L in drawn order
 
 
@@ -51,14 +57,10 @@ def test_split_of_every_layout(built, name):
     data = open_data(name, root, split_file=split_file)
     images = read_images(name, root)
     assert (len(data.labelled), len(data.unlabelled), len(read_images(name, root, "test"))) == SIZES[name]
-    assert (data.known, data.novel, data.image_size, data.channels) == (
-        SPECS[name].known,
-        SPECS[name].novel,
-        224,
-        3,
-    )
+    assert (data.known, data.novel) == (SPECS[name].known, SPECS[name].novel)
+    assert (data.image_size, data.channels) == (224, 3)
 
-    # An oracle of its own: the protocol's own words, with numpy's global generator.
+    # An independent oracle: the protocol, word for word, with numpy's global generator.
     if order is None:
         order = list(range(data.known + data.novel))
         if name == "herbarium19":
@@ -78,9 +80,7 @@ def test_split_of_every_layout(built, name):
         assert part.labels.tolist() == [order.index(images.targets[i]) for i in part.uq_idx.tolist()]
     assert int(data.labelled.labels.max()) < data.known
 
-    for i in range(
-        0, len(data.merged), 37
-    ):  # items: the same position, label and flag; decoded to RGB whatever the file's mode
+    for i in range(0, len(data.merged), 37):  # an item has the same position, label and flag, and is RGB
         image, label, uq_idx, labelled = data.merged[i]
         assert image.mode == "RGB"
         assert labelled == (i < len(data.labelled))
@@ -88,50 +88,49 @@ def test_split_of_every_layout(built, name):
         assert data.test_transform(image).shape == (3, 224, 224)
 
 
-def test_cifar_equals_torchvision(built):
-    for name, cls in (("cifar10", tv.CIFAR10), ("cifar100", tv.CIFAR100)):
-        unchecked = type("Unchecked", (cls,), {
-            "train_list": [[f, None] for f, _ in cls.train_list], "test_list": [[f, None] for f, _ in cls.test_list],
-            "meta": {**cls.meta, "md5": None},
-        })  # fmt: skip
-        for part in ("train", "test"):
-            theirs, ours = (
-                unchecked(built(name)[0], train=part == "train"),
-                read_images(name, built(name)[0], part),
-            )
-            assert ours.targets.tolist() == theirs.targets
-            assert np.array_equal(ours.source, theirs.data)
-            assert np.array_equal(np.asarray(ours.image(3)), np.asarray(theirs[3][0]))
+@pytest.mark.parametrize("part", ["train", "test"])
+@pytest.mark.parametrize(("name", "cls"), [("cifar10", tv.CIFAR10), ("cifar100", tv.CIFAR100)])
+def test_cifar_equals_torchvision(built, name, cls, part):
+    class Unchecked(cls):  # the fixture's files have a different md5
+        train_list = [[file, None] for file, _ in cls.train_list]  # noqa: RUF012
+        test_list = [[file, None] for file, _ in cls.test_list]  # noqa: RUF012
+        meta = {**cls.meta, "md5": None}  # noqa: RUF012
+
+    root = built(name)[0]
+    theirs, ours = Unchecked(root, train=part == "train"), read_images(name, root, part)
+    assert ours.targets.tolist() == theirs.targets
+    assert np.array_equal(ours.source, theirs.data)
+    assert np.array_equal(np.asarray(ours.image(3)), np.asarray(theirs[3][0]))
 
 
-def test_aircraft_and_cars_equal_torchvision_and_both_roots_work(built, tmp_path):
+def test_aircraft_equals_torchvision_and_both_roots_work(built, tmp_path):
     root = built("aircraft")[0]
     (tmp_path / "fgvc-aircraft-2013b").symlink_to(root)
     ours, below = read_images("aircraft", root), read_images("aircraft", tmp_path)
     theirs = tv.FGVCAircraft(tmp_path, "trainval")
     assert ours.targets.tolist() == below.targets.tolist() == theirs._labels
     assert below.source == theirs._image_files
-    assert "the given root itself" in ours.notes[0]
-    assert "fgvc-aircraft-2013b, a folder of the given root" in below.notes[0]
-
-    root = built("scars")[0]
-    shutil.copytree(root, tmp_path / "stanford_cars", copy_function=os.link)
-    (tmp_path / "stanford_cars/devkit/cars_test_annos_withlabels.mat").rename(
-        tmp_path / "stanford_cars/cars_test_annos_withlabels.mat"
-    )
-    for part in ("train", "test"):
-        ours, below = read_images("scars", root, part), read_images("scars", tmp_path, part)
-        theirs = tv.StanfordCars(tmp_path, part)
-        assert list(zip(below.source, below.targets.tolist())) == theirs._samples
-        assert ours.targets.tolist() == below.targets.tolist()
+    assert "the root itself" in ours.notes[0]
+    assert "fgvc-aircraft-2013b, a folder inside the root" in below.notes[0]
 
 
-def test_the_archive_folder_itself_is_a_root_too(built):
-    for name in ("cub", "cifar10", "cifar100"):
-        root = built(name)[0]
-        assert np.array_equal(
-            read_images(name, root / SPECS[name].inner).targets, read_images(name, root).targets
-        )
+@pytest.mark.parametrize("part", ["train", "test"])
+def test_cars_equal_torchvision_and_both_roots_work(built, tmp_path, part):
+    root, home = built("scars")[0], tmp_path / "stanford_cars"
+    shutil.copytree(root, home, copy_function=os.link)
+    labels = "cars_test_annos_withlabels.mat"  # torchvision wants it outside devkit; both places are read
+    (home / "devkit" / labels).rename(home / labels)
+    ours, below = read_images("scars", root, part), read_images("scars", tmp_path, part)
+    theirs = tv.StanfordCars(tmp_path, part)
+    assert list(zip(below.source, below.targets.tolist())) == theirs._samples
+    assert ours.targets.tolist() == below.targets.tolist()
+
+
+@pytest.mark.parametrize("name", ["cub", "cifar10", "cifar100"])
+def test_the_archive_folder_itself_is_a_root_too(built, name):
+    root = built(name)[0]
+    inside = read_images(name, root / SPECS[name].inner)
+    assert np.array_equal(inside.targets, read_images(name, root).targets)
 
 
 def test_cub_order_is_that_of_images_txt(built, tmp_path):
@@ -139,9 +138,8 @@ def test_cub_order_is_that_of_images_txt(built, tmp_path):
     shutil.copytree(built("cub")[0] / "CUB_200_2011", home, copy_function=shutil.copy2)
     before = read_images("cub", tmp_path)
     lines = (home / "images.txt").read_text().splitlines()
-    (home / "images.txt").write_text(
-        "\n".join(reversed(lines))
-    )  # the other two files keep their order: joined on the id
+    # The other two files keep their order: the three are joined on the id.
+    (home / "images.txt").write_text("\n".join(reversed(lines)))
     after = read_images("cub", tmp_path)
     assert after.source == before.source[::-1]
     assert after.targets.tolist() == before.targets.tolist()[::-1]
@@ -151,9 +149,8 @@ def test_cub_order_is_that_of_images_txt(built, tmp_path):
 def test_herbarium_classes_are_lexicographic_ranks(built):
     root = built("herbarium19")[0]
     images = read_images("herbarium19", root)
-    assert {os.path.basename(os.path.dirname(p)): t for p, t in zip(images.source, images.targets.tolist())}[
-        "10"
-    ] == 2
+    folders = [os.path.basename(os.path.dirname(path)) for path in images.source]
+    assert dict(zip(folders, images.targets.tolist()))["10"] == 2
     data = open_data("herbarium19", root)
     labels = {
         int(i): int(y) for part in (data.labelled, data.unlabelled) for i, y in zip(part.uq_idx, part.labels)
@@ -173,6 +170,9 @@ def test_imagenet100_is_chosen_by_wnid(built, tmp_path, pictures):
     ]
     assert "1000 wnid folders" in everything.notes[1]
 
+
+def test_a_different_imagenet100_is_refused(built, tmp_path, pictures):
+    wnids = imagenet100_wnids()
     others = sorted(set(os.listdir(built("imagenet100")[0] / "train")) - set(wnids))[:93] + wnids[:7]
     imagenet_root(tmp_path / "others", Linker(pictures), others)
     report = verify("imagenet100", tmp_path / "others")
@@ -180,174 +180,204 @@ def test_imagenet100_is_chosen_by_wnid(built, tmp_path, pictures):
     assert "has 100 folders and lacks 93 of the protocol's 100 wnids" in str(report)
 
 
-# ---- a folder of one's own, digits -----------------------------------------------------------------------------------
+# a folder of one's own, digits ---------------------------------------------------------------------------
 
 
-def test_folder_with_json_and_yaml(tmp_path, pictures):
+@pytest.fixture
+def tree(tmp_path, pictures):
+    """A folder of one's own with 4 + 5 + 6 + 3 images."""
     link = Linker(pictures)
     for name, n in (("ant", 4), ("bee", 5), ("cat", 6), ("007", 3)):
         for i in range(n):
             link(tmp_path / "tree" / name / "deeper" / f"{i}.jpg")
+    return tmp_path / "tree"
+
+
+def test_folder_with_json_and_yaml(tree, tmp_path):
     (tmp_path / "split.json").write_text(
         json.dumps({"known_classes": ["cat", "ant"], "labelled_fraction": 0.3})
     )
     (tmp_path / "split.yaml").write_text("known_classes: [cat, ant]\nlabelled_fraction: 0.3\n")
-    data = open_data("folder", tmp_path / "tree", split_file=tmp_path / "split.json", image_size=32)
-    assert (data.known, data.novel, len(data.labelled), len(data.unlabelled)) == (
-        2,
-        2,
-        3,
-        15,
-    )  # int(0.3 * 10)
+    data = open_data("folder", tree, split_file=tmp_path / "split.json", image_size=32)
+    assert (data.known, data.novel) == (2, 2)
+    assert (len(data.labelled), len(data.unlabelled)) == (3, 15)  # int(0.3 * 10)
     names = [os.path.basename(os.path.dirname(os.path.dirname(p))) for p in data.labelled.images.source]
     for part in (data.labelled, data.unlabelled):
         assert part.labels.tolist() == [
             ["cat", "ant", "007", "bee"].index(names[i]) for i in part.uq_idx.tolist()
         ]
     assert data.train_transform(data.labelled[0][0]).shape == (3, 32, 32)
-    assert (
-        open_data("folder", tmp_path / "tree", split_file=tmp_path / "split.yaml").split_hash
-        == data.split_hash
-    )
-    assert verify("folder", tmp_path / "tree", tmp_path / "split.yaml").ok
+    assert open_data("folder", tree, split_file=tmp_path / "split.yaml").split_hash == data.split_hash
+    assert verify("folder", tree, tmp_path / "split.yaml").ok
 
-    for content, message in (
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
         ("known_classes: [007, cat]", "in quotes"),
-        ("known_classes: [dog]", "not found: ['dog']"),
+        ("known_classes: [dog]", "not among the folders: ['dog']"),
         ("known_classes: [cat, cat]", "each once"),
         ("known_classes: [cat, ant, bee, '007']", "not all"),
         ("known: [cat]", "'known_classes'"),
         ("known_classes: [cat\n", "cannot be parsed"),
         ("known_classes: [cat]\nlabelled_fraction: 1.5", "between 0 and 1, got 1.5"),
         ("known_classes: [cat]\nlabelled_fraction: 0.1", "none labelled"),
-    ):
-        (tmp_path / "bad.yaml").write_text(content)
-        with pytest.raises(ValueError) as error:  # noqa: PT011 - the message is checked below
-            open_data("folder", tmp_path / "tree", split_file=tmp_path / "bad.yaml")
-        assert message in str(error.value)
+    ],
+)
+def test_a_wrong_split_of_a_folder_is_named(tree, tmp_path, content, message):
+    (tmp_path / "bad.yaml").write_text(content)
+    with pytest.raises(ValueError, match=re.escape(message)):
+        open_data("folder", tree, split_file=tmp_path / "bad.yaml")
+
+
+def test_a_folder_needs_a_split_file(tree):
     with pytest.raises(FileNotFoundError, match="known_classes"):
-        open_data("folder", tmp_path / "tree")
+        open_data("folder", tree)
 
 
 def test_digits():
     from sklearn.datasets import load_digits
 
     data, digits = open_data("digits"), load_digits()
-    assert (
-        data.known,
-        data.novel,
-        len(data.labelled),
-        len(data.unlabelled),
-        data.channels,
-        data.image_size,
-    ) == (5, 5, 450, 1347, 1, 16)
+    assert (data.known, data.novel, len(data.labelled), len(data.unlabelled)) == (5, 5, 450, 1347)
+    assert (data.channels, data.image_size) == (1, 16)
     assert data.labelled.images.targets.tolist() == digits.target.tolist()
     for i in (0, 100, 1000):
         image, label, uq_idx = data.unlabelled[i]
         assert label == digits.target[uq_idx]
         assert np.array_equal(np.round(np.asarray(image) * (16 / 255)), digits.images[uq_idx])
     assert sorted(data.labelled.uq_idx.tolist() + data.unlabelled.uq_idx.tolist()) == list(range(1797))
-    with pytest.raises(ValueError, match="have no root"):
+
+
+def test_digits_have_no_root_and_no_test_part():
+    with pytest.raises(ValueError, match="digits come with scikit-learn and have no root"):
         open_data("digits", "/tmp")
     with pytest.raises(ValueError, match="has no part 'test'"):
         read_images("digits", None, "test")
 
 
-# ---- what is wrong with a root ------------------------------------------------------------------------------------------
+# faults of a root ----------------------------------------------------------------------------------------
 
 
-def test_verify_accepts_a_root_with_the_published_counts(tmp_path, pictures):
+@pytest.fixture
+def whole_cub(tmp_path, pictures):
+    """CUB with the published counts: 30 training images per class, 29 of three known and three novel ones."""
     order = write_split(tmp_path / "split.pkl", 100, 100)
-    short = set(
-        order[:3] + order[-3:]
-    )  # 30 training images per class, 29 for three known and three novel ones: 5,994, pool 2,997
+    short = set(order[:3] + order[-3:])
     cub_root(tmp_path, Linker(pictures), lambda c: 30 - ((c - 1) in short), lambda c: 29 - (c <= 6))
-    report = verify("cub", tmp_path, tmp_path / "split.pkl")
+    return tmp_path
+
+
+def test_verify_accepts_a_root_with_the_published_counts(whole_cub):
+    report = verify("cub", whole_cub, whole_cub / "split.pkl")
     assert report.ok, str(report)
     assert [line for line in report.lines if line.startswith("ok")] == [
-        "ok: 5,994 training images", "ok: 5,794 test images", "ok: 100 known classes", "ok: 100 novel classes",
-        "ok: 2,997 training images of known classes", "ok: 1,498 labelled (L)", "ok: 1,499 unlabelled, known class",
-        "ok: 2,997 unlabelled, novel class", "ok: 4,496 unlabelled (U)",
-    ]  # fmt: skip
-    assert (
-        sum(line.startswith("warning") and "48bdcaa05603d932" in line for line in report.lines) == 1
-    )  # not the published split file
+        "ok: 5,994 training images",
+        "ok: 5,794 test images",
+        "ok: 100 known classes",
+        "ok: 100 novel classes",
+        "ok: 2,997 training images of known classes",
+        "ok: 1,498 labelled (L)",
+        "ok: 1,499 unlabelled, known class",
+        "ok: 2,997 unlabelled, novel class",
+        "ok: 4,496 unlabelled (U)",
+    ]
+    not_published = [line for line in report.lines if "48bdcaa05603d932" in line]  # the split file
+    assert sum(line.startswith("warning") for line in not_published) == 1
 
-    (tmp_path / "CUB_200_2011/images/001.Bird_1/Bird_0.jpg").unlink()
-    report = verify("cub", tmp_path, tmp_path / "split.pkl")
+
+def test_verify_names_missing_files(whole_cub):
+    (whole_cub / "CUB_200_2011/images/001.Bird_1/Bird_0.jpg").unlink()
+    report = verify("cub", whole_cub, whole_cub / "split.pkl")
     assert not report.ok
     assert any(
         line.startswith("WRONG: 1 listed images are missing") and "001.Bird_1/Bird_0.jpg" in line
         for line in report.lines
     )
-    (tmp_path / "CUB_200_2011/train_test_split.txt").unlink()
-    report = verify("cub", tmp_path, tmp_path / "split.pkl")
+    (whole_cub / "CUB_200_2011/train_test_split.txt").unlink()
+    report = verify("cub", whole_cub, whole_cub / "split.pkl")
     assert not report.ok
     assert "train_test_split.txt" in str(report)
     assert "Expected there: images/" in str(report)
 
 
-def test_verify_names_what_is_wrong(built, tmp_path, pictures):
-    report = verify("scars", built("scars")[0])  # no split file: totals are checked all the same
+def test_verify_checks_totals_without_a_split_file(built):
+    report = verify("scars", built("scars")[0])
     assert not report.ok
     assert "WRONG: 588 training images, expected 8,144" in report.lines
     assert "scars_osr_splits.pkl" in str(report)
     assert "sgvaze/generalized-category-discovery" in str(report)
 
+
+def test_verify_names_wrong_counts_and_changed_files(built):
     report = verify("cifar10", built("cifar10")[0])
     assert "WRONG: 25 labelled (L), expected 12,500" in report.lines
     assert sum("has md5" in line and "c99cafc152244af753f735de768cd75f" in line for line in report.lines) == 1
 
+
+def test_verify_names_wrong_folders(tmp_path, pictures):
     herbarium_root(tmp_path / "padded", Linker(pictures), lambda c: f"{c:03d}")
     report = verify("herbarium19", tmp_path / "padded")
     assert not report.ok
     assert "not padded with zeros" in str(report)
     assert "100 unexpected (000, 001, 002, 003, 004), 100 missing (0, 1, 2, 3, 4)" in str(report)
 
+
+@pytest.mark.parametrize("name", BUILDERS)
+def test_verify_says_what_an_empty_root_must_hold(tmp_path, name):
+    report = verify(name, tmp_path)
+    assert not report.ok
+    assert SPECS[name].layout in str(report)
+
+
+def test_verify_names_a_missing_root_and_an_unknown_data_set(tmp_path):
     assert "is not a folder" in str(verify("aircraft", tmp_path / "nowhere"))
-    (tmp_path / "empty").mkdir()
-    for name in BUILDERS:
-        report = verify(name, tmp_path / "empty")
-        assert not report.ok
-        assert SPECS[name].layout in str(report)
-    assert "choose one of cifar10" in str(verify("mnist", tmp_path))
+    assert "dataset must be one of cifar10" in str(verify("mnist", tmp_path))
 
 
 def test_a_missing_test_part_is_no_error(built, tmp_path):
     shutil.copytree(built("aircraft")[0], tmp_path / "a", copy_function=os.link)
     (tmp_path / "a/data/images_variant_test.txt").unlink()
     assert len(open_data("aircraft", tmp_path / "a", split_file=built("aircraft")[1]).labelled) == 75
-    assert any(
-        line.startswith("note: no test part")
-        for line in verify("aircraft", tmp_path / "a", built("aircraft")[1]).lines
-    )
+    report = verify("aircraft", tmp_path / "a", built("aircraft")[1])
+    assert any(line.startswith("note: no test part") for line in report.lines)
 
 
-def test_malformed_annotations_are_named(built, tmp_path):
-    home = tmp_path / "cub/CUB_200_2011"
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (lambda text: text.replace("1 1\n", "1\n", 1), "image_class_labels.txt, line 1"),
+        (lambda text: text.replace("1 1\n", "", 1), "do not list the same image ids"),
+        (
+            lambda text: text.replace(" 200\n", " 201\n"),
+            "1 of 200 classes have no training image (class indices 199)",
+        ),
+        (lambda text: text.replace(" 200\n", " x\n"), "'x'"),
+        (lambda text: text + "1 1\n", "line 801"),
+    ],
+    ids=["no class", "no line", "wrong class", "no number", "id twice"],
+)
+def test_malformed_annotations_of_cub_are_named(built, tmp_path, damage, message):
+    home = tmp_path / "CUB_200_2011"
     shutil.copytree(built("cub")[0] / "CUB_200_2011", home, copy_function=shutil.copy2)
-    labels = (home / "image_class_labels.txt").read_text()
-    for text, message in (
-        (labels.replace("1 1\n", "1\n", 1), "image_class_labels.txt, line 1"),
-        (labels.replace("1 1\n", "", 1), "do not list the same image ids"),
-        (labels.replace(" 200\n", " 201\n"), "1 of 200 classes have no training image (class indices 199)"),
-        (labels.replace(" 200\n", " x\n"), "'x'"), (labels + "1 1\n", "line 801"),
-    ):  # fmt: skip
-        (home / "image_class_labels.txt").write_text(text)
-        with pytest.raises(ValueError) as error:  # noqa: PT011
-            read_images("cub", tmp_path / "cub")
-        assert message in str(error.value)
+    labels = home / "image_class_labels.txt"
+    labels.write_text(damage(labels.read_text()))
+    with pytest.raises(ValueError, match=re.escape(message)):
+        read_images("cub", tmp_path)
 
+
+def test_a_missing_variant_of_aircraft_is_named(built, tmp_path):
     shutil.copytree(built("aircraft")[0], tmp_path / "a", copy_function=shutil.copy2)
     file = tmp_path / "a/data/images_variant_trainval.txt"
     file.write_text("".join(line for line in file.read_text().splitlines(True) if VARIANTS[0] not in line))
     with pytest.raises(ValueError, match="names 99 variants instead of 100"):
         read_images("aircraft", tmp_path / "a")
 
+
+def test_malformed_annotations_of_cars_are_named(built, tmp_path):
     shutil.copytree(built("scars")[0] / "devkit", tmp_path / "s/devkit")
-    savemat(
-        tmp_path / "s/devkit/cars_train_annos.mat", {"annotations": np.zeros((1, 3), [("fname", object)])}
-    )  # no class field
+    without_class = np.zeros((1, 3), [("fname", object)])
+    savemat(tmp_path / "s/devkit/cars_train_annos.mat", {"annotations": without_class})
     with pytest.raises(
         ValueError, match=r"cars_train_annos.mat has no readable 'annotations' with fields class"
     ):

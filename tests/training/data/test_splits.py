@@ -1,4 +1,4 @@
-"""Known and novel classes, the labelled half, split files and what is refused."""
+"""Known and novel classes, the labelled half, split files, and pickles that are refused."""
 
 import doctest
 import hashlib
@@ -6,6 +6,7 @@ import importlib
 import json
 import os
 import pickle
+import re
 import struct
 
 import numpy as np
@@ -114,9 +115,8 @@ def test_herbarium_file_with_numpy_integers(tmp_path):
     order = np.random.RandomState(9).permutation(683)
     raw = pickle.dumps({"Old": list(order[:341]), "New": order[341:].tolist()}, protocol=3)
     assert b"numpy._core.multiarray\nscalar" in raw or b"numpy.core.multiarray\nscalar" in raw
-    (tmp_path / "h.pkl").write_bytes(
-        raw.replace(b"numpy._core.multiarray\n", b"numpy.core.multiarray\n")
-    )  # as written by numpy 1
+    by_numpy_1 = raw.replace(b"numpy._core.multiarray\n", b"numpy.core.multiarray\n")
+    (tmp_path / "h.pkl").write_bytes(by_numpy_1)
     with pytest.warns(UserWarning, match=PUBLISHED["herbarium19"][1]):
         split = class_split("herbarium19", tmp_path / "h.pkl")
     assert split.known + split.novel == tuple(order.tolist())
@@ -143,46 +143,59 @@ def test_a_malicious_pickle_is_refused_and_not_run(tmp_path, name, protocol):
     assert not (tmp_path / "executed").exists()
 
 
-def test_builtins_are_refused_too(tmp_path):
-    for payload in (
+@pytest.mark.parametrize(
+    "payload",
+    [
         b"cbuiltins\neval\n(S'1'\ntR.",
         b"cbuiltins\ngetattr\n.",
         b"cnumpy\nload\n.",
         b"cnumpy.core.multiarray\nload\n.",
-    ):
-        (tmp_path / "x.pkl").write_bytes(payload)
-        with pytest.raises(ValueError, match="it names"):
-            class_split("herbarium19", tmp_path / "x.pkl")
+    ],
+)
+def test_builtins_are_refused_too(tmp_path, payload):
+    (tmp_path / "x.pkl").write_bytes(payload)
+    with pytest.raises(ValueError, match="it names"):
+        class_split("herbarium19", tmp_path / "x.pkl")
 
 
-def test_wrong_split_files_are_named(tmp_path):
-    classes, content = own_split()
-    cases = [
-        ("short.json", {**content, "known_classes": classes[:49]}, "lists 49 known and 50 novel"),
-        ("twice.json", {**content, "known_classes": [*classes[:49], classes[0]]}, "each once"),
-        ("text.json", {**content, "known_classes": ["1"] * 50}, "integer lists"),
-        ("true.json", {**content, "known_classes": [True] * 50}, "integer lists"),
-        ("keys.json", {"known": classes}, "KeyError('known_classes')"),
-        ("list.json", classes, "does not have the keys"),
-    ]
-    for name, value, message in cases:
-        (tmp_path / name).write_text(json.dumps(value))
-        with pytest.raises(ValueError) as error:  # noqa: PT011 - the message is checked below
-            class_split("aircraft", tmp_path / name)
-        assert message in str(error.value)
-        assert name in str(error.value)
-    (tmp_path / "cut.pkl").write_bytes(pickle.dumps(content)[:50])
+CLASSES, CONTENT = own_split()
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({**CONTENT, "known_classes": CLASSES[:49]}, "lists 49 known and 50 novel"),
+        ({**CONTENT, "known_classes": [*CLASSES[:49], CLASSES[0]]}, "each once"),
+        ({**CONTENT, "known_classes": ["1"] * 50}, "integer lists"),
+        ({**CONTENT, "known_classes": [True] * 50}, "integer lists"),
+        ({"known": CLASSES}, "KeyError('known_classes')"),
+        (CLASSES, "does not have the keys"),
+    ],
+    ids=["short", "twice", "text", "true", "keys", "list"],
+)
+def test_a_wrong_split_file_is_named(tmp_path, content, message):
+    (tmp_path / "wrong.json").write_text(json.dumps(content))
+    with pytest.raises(ValueError, match=re.escape(message)) as error:
+        class_split("aircraft", tmp_path / "wrong.json")
+    assert "wrong.json" in str(error.value)
+
+
+def test_a_damaged_or_foreign_split_file_is_named(tmp_path):
+    (tmp_path / "cut.pkl").write_bytes(pickle.dumps(CONTENT)[:50])
     with pytest.raises(ValueError, match=r"cut\.pkl is refused or damaged"):
         class_split("aircraft", tmp_path / "cut.pkl")
     (tmp_path / "x.txt").write_text("")
     with pytest.raises(ValueError, match=r"expected the published aircraft_osr_splits\.pkl or a \.json"):
         class_split("aircraft", tmp_path / "x.txt")
-    for name in ("cub", "scars", "aircraft"):
-        published = (
-            rf"{name}_osr_splits\.pkl.*Semantic Shift.*sgvaze/generalized-category-discovery.*data/ssb_splits"
-        )
-        with pytest.raises(FileNotFoundError, match=published):
-            class_split(name, None if name == "cub" else tmp_path / "absent.pkl")
+
+
+@pytest.mark.parametrize(
+    ("name", "file"), [("cub", None), ("scars", "absent.pkl"), ("aircraft", "absent.pkl")]
+)
+def test_a_missing_split_file_is_named_with_its_publisher(tmp_path, name, file):
+    publisher = "sgvaze/generalized-category-discovery.*data/ssb_splits"
+    with pytest.raises(FileNotFoundError, match=rf"{name}_osr_splits\.pkl.*Semantic Shift.*{publisher}"):
+        class_split(name, file and tmp_path / file)
 
 
 def test_split_hash_covers_positions_and_label_map():

@@ -18,10 +18,16 @@ def picture(width, height):
 
 @pytest.mark.parametrize("size", [(32, 32), (500, 375), (40, 61), (256, 256)])
 def test_train_transform_is_the_published_pipeline(size):
-    published = T.Compose([
-        T.Resize(256, interpolation=T.InterpolationMode.BICUBIC), T.RandomCrop(224), T.RandomHorizontalFlip(0.5), T.ColorJitter(),
-        T.ToTensor(), T.Normalize(mean=torch.tensor(MEAN), std=torch.tensor(STD)),
-    ])  # fmt: skip
+    published = T.Compose(
+        [
+            T.Resize(256, interpolation=T.InterpolationMode.BICUBIC),
+            T.RandomCrop(224),
+            T.RandomHorizontalFlip(0.5),
+            T.ColorJitter(),
+            T.ToTensor(),
+            T.Normalize(mean=torch.tensor(MEAN), std=torch.tensor(STD)),
+        ]
+    )
     train, _ = protocol_transforms()
     image = picture(*size)
     for seed in range(6):

@@ -162,7 +162,7 @@ def test_two_processes_take_the_steps_of_one_and_measure_the_same(data, tmp_path
     switches = {
         "epochs": 1,
         "lambda_a": 5.0,
-        "diagnose": "every=2 parameters=all",
+        "diagnose": {"every": 2, "parameters": "all"},
         "trainable_blocks": 1,
         "reference_blocks": 2,
         **GENTLE,
@@ -251,7 +251,7 @@ def test_a_block_that_only_the_warm_start_changed_survives_resuming_and_evaluati
     data, tmp_path, pretrained
 ):
     config = small_config(
-        data, epochs=2, trainable_blocks=1, reference_blocks=3, checkpoint_every=3, diagnose="every=5"
+        data, epochs=2, trainable_blocks=1, reference_blocks=3, checkpoint_every=3, diagnose={"every": 5}
     )
     result = train(config, tmp_path / "whole")
     end = of_encoder(weights(tmp_path / "whole"))
@@ -317,7 +317,7 @@ def test_the_trunk_cache_ends_where_the_first_of_them_is_trained(data, tmp_path)
 def test_selex_with_more_blocks_in_the_reference(data, tmp_path, pretrained):
     blocks = {"trainable_blocks": 2, "reference_blocks": 3}
     config = small_config(
-        data, "selex", epochs=1, embedding_dim=64, diagnose="every=3 parameters=all", **blocks
+        data, "selex", epochs=1, embedding_dim=64, diagnose={"every": 3, "parameters": "all"}, **blocks
     )
     train(config, tmp_path / "run")
     assert changed_blocks(the_reference(tmp_path), pretrained) == {1, 2, 3}

@@ -431,7 +431,7 @@ def test_folders_that_are_not_what_they_should_be(data, whole, tmp_path):
     with pytest.raises(ConfigError, match=r"run\.json cannot be read"):
         resume(tmp_path)
     (tmp_path / "run.json").write_text(json.dumps({"config": {**whole[0].to_json(), "epochs": "three"}}))
-    with pytest.raises(ConfigError, match="epochs='three': expected a whole number"):
+    with pytest.raises(ConfigError, match="epochs must be a whole number, got 'three'"):
         resume(tmp_path)
 
 

@@ -426,14 +426,14 @@ def test_presets_of_the_published_tables():
         assert column(preset, "lambda_p") == [0.5] * 6
     assert (column("baseline", "head_lr"), column("release", "head_lr")) == ([0.1] * 6, [1.0] * 6)
     assert SelEx.weighting == "selex"
-    on, off = (dataclasses.asdict(resolve("selex", "scars", "release", eagc=eagc)) for eagc in (True, False))
+    on, off = (resolve("selex", "scars", "release", eagc=eagc).to_json() for eagc in (True, False))
     assert {name for name in on if on[name] != off[name]} == {"eagc"}
 
 
 def test_settings_that_cannot_be_used_are_refused():
     with pytest.raises(ConfigError, match="embedding_dim=7: halved at 3 levels; use 8 or more"):
         make(embedding_dim=7)
-    with pytest.raises(ConfigError, match=r"smoothing=1\.5: expected a value <= 1"):
+    with pytest.raises(ConfigError, match=r"smoothing must be <= 1, got 1\.5"):
         make(smoothing=1.5)
 
 

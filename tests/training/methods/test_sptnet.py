@@ -1,6 +1,5 @@
 """SPTNet: prompts, phases and schedules against the published numbers, gradients against a whole ViT, and where it may start."""
 
-import dataclasses
 import functools
 import math
 
@@ -178,7 +177,7 @@ def test_presets_of_the_published_tables():
             == [0.05, 0.05, 0.05, 0.003, 0.003, 0.01, 0.003]
         )
         assert column(preset, "memax_weight") == [2, 1, 1, 1, 1, 1, 1]
-        config = dataclasses.asdict(resolve("sptnet", "cub", preset))
+        config = resolve("sptnet", "cub", preset).to_json()
         common = {
             "epochs": 1000,
             "batch_size": 128,
@@ -216,7 +215,7 @@ def test_presets_of_the_published_tables():
         ({"warm_start": True}, "warm_start=True: SPTNet starts from a SimGCD run"),
         ({"phase_batches": 47}, "phase_batches=47: an epoch has only 46 batches"),
         ({"pad_width": 112}, "pad_width=112: nothing of an image of 224 pixels is left"),
-        ({"sptnet_eagc": "off"}, "sptnet_eagc='off': choose from init, on"),
+        ({"sptnet_eagc": "off"}, "sptnet_eagc must be one of init, on, got 'off'"),
     ],
 )
 def test_settings_that_cannot_work_are_named(switches, message):

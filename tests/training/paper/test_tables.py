@@ -16,6 +16,7 @@ from pages import Page
 
 from eagc_ops.cli import main
 from eagc_ops.training.commands import table as table_cli
+from eagc_ops.training.config import Diagnosis
 from eagc_ops.training.data import SPECS, ImageSubset, open_data
 from eagc_ops.training.engine import jobs, loop
 from eagc_ops.training.engine import pretraining as pretrain
@@ -267,7 +268,7 @@ def test_entanglement(tmp_path, capsys, small, monkeypatch):
             value[name] == diagnosis[name]
             for name in ("gdc_release", "soc_release", "gdc_clean", "rho_grad", "rho_in")
         )
-        assert config.diagnose == "every=10 steps=200"
+        assert config.diagnose == Diagnosis(every=10, steps=200)
     for row in ("SimGCD", "LegoGCD", "SelEx"):
         for title, key in ((row, row), (f"{row}, recipe of + EAGC *", f"{row} recipe")):
             value = recorded[key, DIGITS][0][1]

@@ -109,7 +109,7 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(
         demo,
         "SETTINGS",
-        {**demo.SETTINGS, "reference_epochs": 1, "cache_views": 2, "batch_size": 90, "diagnose": "every=2"},
+        {**demo.SETTINGS, "reference_epochs": 1, "cache_views": 2, "batch_size": 90, "diagnose": {"every": 2}},
     )
     short = ["-o", str(tmp_path), "--seeds", "1", "--epochs", "1", "--pretrain-epochs", "1", "--jobs", "1"]
     assert main(short) == 0

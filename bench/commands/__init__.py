@@ -1,0 +1,50 @@
+"""`eagc bench COMMAND`: one command per question.
+
+Each command has a file here, with `parse(argv)` for its options and `run(arguments)`, which measures, saves
+and prints.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+
+from eagc_ops.bench.commands.options import make_folders
+from eagc_ops.bench.measure import pin_process
+from eagc_ops.console import Parser, command
+
+COMMANDS = {
+    "operator": "the CPU path and the conceptor solve against the released formulation",
+    "throughput": "rows x D x dtype: released hooks, plain torch, torch.compile and this package",
+    "roofline": "a picture: measured points of this device, modelled points of four GPUs",
+    "overhead": "the paper's overhead table: steps, memory, evaluation, reference model, trunk cache",
+    "conceptor": "S and Ebar from features: time, error, symmetry, eigenvalues",
+    "all": "all of the above, with pictures",
+    "aot": "compile the kernels for GPUs that are absent: registers, spills, shared memory",
+    "compare": "two results files: ratios, and which measurements became worse",
+}
+_NOT_TIMED = ("aot", "compare")
+
+
+def main(argv: list[str]) -> int:
+    listed = "\n".join(f"  {name:11} {line}" for name, line in COMMANDS.items())
+    parser = Parser(
+        prog="eagc bench",
+        usage="eagc bench COMMAND [options]",
+        description="Measure. On a CPU, times are CPU time of one thread, and every ratio has its quartiles.",
+        epilog=f"commands:\n{listed}\n\n`eagc bench COMMAND --help` shows a command's options.",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    name = parser.parse_args(argv[:1]).command
+    module = importlib.import_module(f"eagc_ops.bench.commands.{name}")
+
+    @command(f"eagc bench {name}")
+    def run(argv: list[str]) -> int:
+        arguments = module.parse(argv)
+        make_folders(arguments)
+        if name not in _NOT_TIMED:
+            pin_process()
+        return module.run(arguments)
+
+    return run(argv[1:])

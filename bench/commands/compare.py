@@ -1,0 +1,37 @@
+"""Two results files: ratios, and which measurements became worse. The exit code is 1 if any did."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from pathlib import Path
+
+from eagc_ops.bench import tables
+from eagc_ops.bench.commands.options import command_parser, share
+from eagc_ops.bench.compare import compare, machine_differences
+from eagc_ops.bench.results_file import load
+
+
+def parse(argv: list[str]) -> argparse.Namespace:
+    parser = command_parser("compare", __doc__)
+    parser.add_argument("a", type=Path, metavar="A.json", help="before")
+    parser.add_argument("b", type=Path, metavar="B.json", help="after")
+    threshold = "a change beyond this share is a regression: 0.1 is 10 %% (default), 1 at most"
+    parser.add_argument("--threshold", type=share, default=0.1, help=threshold)
+    return parser.parse_args(argv)
+
+
+def run(arguments: argparse.Namespace) -> int:
+    a, b = load(arguments.a), load(arguments.b)
+    changes = compare(a, b, arguments.threshold)
+    if differing := machine_differences(a, b):
+        names = ", ".join(differing)
+        print(
+            f"note: machine or versions differ ({names}): seconds and launches are shown but not judged",
+            file=sys.stderr,
+        )
+    print(tables.changes(changes).markdown())
+    regressions = sum(change.regression for change in changes)
+    compared = sum(change.ratio is not None for change in changes)
+    print(f"\n{compared} measurements compared, {regressions} regressions beyond {arguments.threshold:.0%}")
+    return 1 if regressions else 0

@@ -1,0 +1,39 @@
+"""Results files: JSON with the machine, the versions, the commit and the date."""
+
+from __future__ import annotations
+
+import datetime
+import json
+from dataclasses import asdict, fields
+from pathlib import Path
+from typing import Any
+
+from eagc_ops.bench.measure import Spread
+from eagc_ops.environment import describe
+from eagc_ops.files import atomic_write
+
+HEADER = ("benchmark", "date", "machine", "versions", "commit")  # every results file starts with these
+_SPREAD = {field.name for field in fields(Spread)}
+
+
+def save(path: Path, name: str, content: dict[str, Any]) -> None:
+    """Write the results of benchmark `name`; the folder is made if it does not exist."""
+    record = {"benchmark": name, "date": datetime.date.today().isoformat(), **describe(), **content}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    atomic_write(path, json.dumps(record, indent=1, default=asdict) + "\n")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a file that `save` wrote; its spreads come back as `Spread`."""
+    try:
+        record = json.loads(path.read_text(), object_hook=_with_spreads)
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} is no results file: {error}") from error
+    missing = [key for key in HEADER if key not in record] if isinstance(record, dict) else HEADER
+    if missing:
+        raise ValueError(f"{path} is no results file of `eagc bench`: it lacks {', '.join(missing)}")
+    return record
+
+
+def _with_spreads(record: dict[str, Any]) -> dict[str, Any] | Spread:
+    return Spread(**record) if record.keys() == _SPREAD else record

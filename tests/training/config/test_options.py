@@ -1,0 +1,142 @@
+"""The command-line options made from the settings."""
+
+import argparse
+
+import pytest
+
+from eagc_ops.training.config import (
+    CONFIGS,
+    ConfigError,
+    Diagnosis,
+    SimGCDConfig,
+    add_config_arguments,
+    config_from_arguments,
+    resolve,
+)
+
+
+def options(*words):
+    """The settings that the options set."""
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser)
+    return vars(parser.parse_args(words))
+
+
+def parse(*words):
+    return config_from_arguments(argparse.Namespace(**options(*words)))
+
+
+def help_text():
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser)
+    return " ".join(parser.format_help().split())
+
+
+def test_options_become_a_configuration():
+    recipe = ["--dataset", "scars", "--preset", "release", "--no-eagc"]
+    config = parse(*recipe, "--energy-momentum", "none", "--head-lr", "0.3", "--memax-weight", "2")
+    expected = resolve(
+        "simgcd", "scars", "release", eagc=False, energy_momentum=None, head_lr=0.3, memax_weight=2.0
+    )
+    assert config == expected
+    assert parse() == resolve()
+
+
+def test_a_number_or_a_word():
+    assert parse("--k", "12").k == 12
+    assert parse("--k", "estimate").k == "estimate"
+    assert parse("--k", "none").k is None
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], None),
+        (["--diagnose"], Diagnosis()),
+        (["--diagnose-every", "10", "--diagnose-steps", "200"], Diagnosis(every=10, steps=200)),
+        (["--diagnose-k", "8", "--diagnose"], Diagnosis(k=8)),
+        (["--diagnose", "--diagnose-parameters", "all"], Diagnosis(parameters="all")),
+        (["--diagnose-steps", "none"], Diagnosis()),
+        (["--diagnose-every", "3", "--no-diagnose"], None),
+    ],
+    ids=str,
+)
+def test_any_option_of_a_diagnosis_switches_it_on(words, expected):
+    assert parse(*words, "--epochs", "3") == resolve(diagnose=expected, epochs=3)
+
+
+def test_only_options_that_are_written_are_set():
+    assert options() == {}
+    assert options("--no-diagnose") == {"diagnose": None}
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--epochs", "many"],
+        ["--anchor", "median"],
+        ["--method", "none"],
+        ["--dataset", "birds"],
+        ["--lambda-q", "1"],
+        ["--diagnose-parameters", "some"],
+        ["--diagnose-every", "often"],
+    ],
+    ids=" ".join,
+)
+def test_wrong_options_end_with_code_2(words, capsys):
+    with pytest.raises(SystemExit) as error:
+        parse(*words)
+    assert error.value.code == 2
+    assert words[0] in capsys.readouterr().err
+
+
+def test_a_wrong_number_is_named_with_the_remedy(capsys):
+    with pytest.raises(SystemExit):
+        parse("--energy-momentum", "little")
+    assert "--energy-momentum: must be a number or none, got 'little'" in capsys.readouterr().err
+
+
+def test_help_shows_every_field_with_its_default():
+    text = help_text()
+    names = {name for cls in CONFIGS.values() for name in cls.model_fields}
+    names |= {f"diagnose_{name}" for name in Diagnosis.model_fields}
+    assert all("--" + name.replace("_", "-") in text for name in names)
+    assert "[by preset and data set: 0.1 | 1.0" in text
+    assert "[0.7]" in text
+
+
+def test_help_shows_the_settings_of_a_method_that_came_later():
+    help_text()  # a first help must not fix the methods of a second one
+
+    class Late(SimGCDConfig):
+        lateness: float = 0.125
+
+    CONFIGS["late"] = Late
+    try:
+        assert "options of late: --lateness X" in help_text()
+        assert parse("--method", "late", "--lateness", "0.5").lateness == 0.5
+    finally:
+        del CONFIGS["late"]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--eagc"], {"eagc": True}),
+        (["--no-eagc"], {"eagc": False}),
+        (["--eagc", "init"], {"eagc": True, "sptnet_eagc": "init"}),
+        (["--eagc", "on", "--epochs", "3"], {"eagc": True, "sptnet_eagc": "on", "epochs": 3}),
+    ],
+    ids=" ".join,
+)
+def test_eagc_may_say_which_of_sptnets_two_ways_is_meant(words, expected):
+    assert options(*words) == expected
+    if "sptnet_eagc" in expected:
+        with pytest.raises(ConfigError, match="sptnet_eagc is not a setting of simgcd"):
+            parse(*words)
+
+
+def test_no_eagc_takes_no_value(capsys):
+    with pytest.raises(SystemExit):
+        parse("--no-eagc", "init")
+    assert "--no-eagc takes no value, got 'init'" in capsys.readouterr().err

@@ -1,0 +1,140 @@
+"""The data sets: published facts about each, and how its images look to the rest of the package.
+
+This is plain data. `data/catalog.py` reads the files;
+`presets.py` has the settings that depend on the data set.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spec:
+    """One data set. Counts are 0 where nothing is published, as for a folder of the user's own."""
+
+    title: str
+    known: int = 0  # classes
+    novel: int = 0  # classes
+    train: int = 0  # images
+    test: int = 0  # images
+    pool: int = 0  # training images of known classes; half of them is labelled
+    layout: str  # the files below the root, for messages
+    inner: str = (
+        ""  # folder that the archive unpacks to: the root may be this folder or the one that holds it
+    )
+    permuted: bool = (
+        False  # whether the official loader keeps L in drawn order; if not, L is in ascending order
+    )
+    needs_split_file: bool = False  # whether the user must say which classes are known
+    bundled: str = ""  # package that the images come with; such a data set has no root
+    channels: int = 3
+    image_size: int = 224  # default side of the square input, in pixels
+    transforms: Literal["protocol", "digits"] = "protocol"  # key of `data.transforms.TRANSFORMS`
+    own_encoder: str | None = (
+        None  # backbone that is pretrained on the images themselves: no published weights fit
+    )
+    small: bool = (
+        False  # a CPU trains it in minutes: it shows how things work, and says little about accuracy
+    )
+
+
+SPECS: dict[str, Spec] = {
+    "cifar10": Spec(
+        title="CIFAR-10",
+        known=5,
+        novel=5,
+        train=50_000,
+        test=10_000,
+        pool=25_000,
+        layout="data_batch_1 .. data_batch_5, test_batch",
+        inner="cifar-10-batches-py",
+        permuted=True,
+    ),
+    "cifar100": Spec(
+        title="CIFAR-100",
+        known=80,
+        novel=20,
+        train=50_000,
+        test=10_000,
+        pool=40_000,
+        layout="train, test",
+        inner="cifar-100-python",
+        permuted=True,
+    ),
+    "imagenet100": Spec(
+        title="ImageNet-100",
+        known=50,
+        novel=50,
+        train=127_115,
+        test=5_000,
+        pool=63_720,
+        layout="train/<wnid>/*.JPEG, val/<wnid>/*.JPEG",
+        permuted=True,
+    ),
+    "cub": Spec(
+        title="CUB-200-2011",
+        known=100,
+        novel=100,
+        train=5_994,
+        test=5_794,
+        pool=2_997,
+        layout="images/<nnn.Name>/*.jpg, images.txt, image_class_labels.txt, train_test_split.txt",
+        inner="CUB_200_2011",
+        needs_split_file=True,
+    ),
+    "scars": Spec(
+        title="Stanford Cars",
+        known=98,
+        novel=98,
+        train=8_144,
+        test=8_041,
+        pool=4_001,
+        layout="cars_train/*.jpg, cars_test/*.jpg, devkit/cars_train_annos.mat, "
+        "devkit/cars_test_annos_withlabels.mat",
+        inner="stanford_cars",
+        permuted=True,
+        needs_split_file=True,
+    ),
+    "aircraft": Spec(
+        title="FGVC-Aircraft",
+        known=50,
+        novel=50,
+        train=6_667,
+        test=3_333,
+        pool=3_332,
+        layout="data/images/*.jpg, data/images_variant_trainval.txt, data/images_variant_test.txt",
+        inner="fgvc-aircraft-2013b",
+        needs_split_file=True,
+    ),
+    "herbarium19": Spec(
+        title="Herbarium19",
+        known=341,
+        novel=342,
+        train=34_225,
+        test=2_679,
+        pool=17_739,
+        layout="small-train/<0..682>/*.jpg, small-validation/<0..682>/*.jpg",
+    ),
+    "folder": Spec(
+        title="image folder",
+        layout="<class name>/*.jpg (or .png, ...)",
+        needs_split_file=True,
+    ),
+    "digits": Spec(
+        title="scikit-learn digits",
+        known=5,
+        novel=5,
+        train=1_797,
+        pool=901,
+        layout="nothing: the images come with scikit-learn",
+        bundled="scikit-learn",
+        channels=1,
+        image_size=16,
+        transforms="digits",
+        own_encoder="vit_digits",
+        small=True,
+    ),
+}
+DATASETS: tuple[str, ...] = tuple(SPECS)

@@ -28,12 +28,12 @@ VERSION = re.search(
 
 # A reason stands beside every bound. constraints.txt has the exact versions of `make test`,
 # constraints-lowest.txt the lowest ones, with which `make test-lowest` runs the operator's tests.
-TORCH = "torch>=2.10"  # the release that belongs to triton 3.6
-TRITON = "triton>=3.6; platform_system == 'Linux'"  # with 3.5 the gate misses what AMD launches compile
+TORCH = "torch>=2.12"  # 2.10 cannot compile the operator with dynamic shapes; 2.11 was not tried
+TRITON = "triton>=3.7; platform_system == 'Linux'"  # belongs to torch 2.12; 3.5 fails the gate's AMD tests
 NUMPY = "numpy>=1.26"  # first release built for python 3.12
 SCIPY = "scipy>=1.11"  # linear_sum_assignment, loadmat; 1.11 is the first for python 3.12
 TIMM = "timm>=1.0.28"  # gated attention and parallel blocks, which the encoder must recognise and refuse
-TORCHVISION = "torchvision>=0.25"  # the release that belongs to torch 2.10
+TORCHVISION = "torchvision>=0.27"  # the release that belongs to torch 2.12
 ACCELERATE = "accelerate>=1.0"  # stable Accelerator API
 SCIKIT_LEARN = "scikit-learn>=1.3"  # KMeans n_init='auto' settled; bundled digits
 MATPLOTLIB = "matplotlib>=3.8"  # numpy 2 support

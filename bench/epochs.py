@@ -16,11 +16,12 @@ import numpy as np
 import torch
 
 from eagc_ops.bench.measure import clock, interleave, ratio
-from eagc_ops.bench.steps import OURS, RELEASED_EAGC, VARIANTS, Setting, Step, student_batch
+from eagc_ops.bench.steps import OURS, RELEASED_EAGC, VARIANTS, Setting, Step
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import resolve
 from eagc_ops.training.data import Batch, GCDData, Images, ImageSubset, train_loader
 from eagc_ops.training.data.batches import batches
+from eagc_ops.training.data.rows import rows_of
 from eagc_ops.training.data.transforms import protocol_transforms
 from eagc_ops.training.data.trunk_cache import CachedViews, PixelViews, cache_bytes, trunk_cache
 from eagc_ops.training.models.reference_model import train_reference
@@ -63,7 +64,7 @@ def epoch_rows(setting: Setting, data: GCDData, batch_size: int, rounds: int) ->
 
     def epoch(step: Step, loader) -> None:
         for batch in loader.epoch(0):
-            step(student_batch(batch, setting.device))
+            step(rows_of(batch, setting.device))
 
     with tempfile.TemporaryDirectory() as folder:
         now = clock(setting.device)

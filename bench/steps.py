@@ -26,9 +26,10 @@ from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.kernels.copies import copies_of
 from eagc_ops.training.config import resolve
 from eagc_ops.training.data import Batch
-from eagc_ops.training.methods import METHODS, Loss, Problem, Rows
+from eagc_ops.training.data.rows import Rows, rows_of
+from eagc_ops.training.methods import METHODS, Loss, Problem
 from eagc_ops.training.models.backbones import load_backbone
-from eagc_ops.training.models.student import Student, StudentBatch
+from eagc_ops.training.models.student import Student
 
 LAMBDAS = {"lambda_a": SETTINGS.lambda_a, "lambda_p": SETTINGS.lambda_p}
 
@@ -61,7 +62,7 @@ class Setting:
 
     vit: nn.Module
     reference: nn.Module  # the same trunk, a different tail
-    batch: StudentBatch
+    batch: Rows
     subspace: Subspace
     known: int
     classes: int
@@ -103,21 +104,11 @@ def make_setting(
         images = torch.randn(rows, channels, image_size, image_size, generator=generator)
     labelled = torch.arange(rows // 2) % 2 == 0
     label = torch.arange(rows // 2) * 7 % known
-    batch = student_batch(Batch(list(images.chunk(2)), label, torch.arange(rows // 2), labelled), device)
+    batch = rows_of(Batch(list(images.chunk(2)), label, torch.arange(rows // 2), labelled), device)
     matrix = Subspace.conceptor(make_features(1500, vit.embed_dim, generator)).matrix
     energy_ref = Subspace(matrix, 0.5).energy(make_features(500, vit.embed_dim, generator)).mean()
     subspace = Subspace(matrix, energy_ref).to(device)
     return Setting(vit.to(device), reference.to(device), batch, subspace, known, classes, device)
-
-
-def student_batch(batch: Batch, device: torch.device) -> StudentBatch:
-    """A loader's batch as the training loop hands it to a student."""
-    labelled = batch.labelled.repeat(2)
-    columns = (batch.label.repeat(2).where(labelled, -1), labelled, batch.uq_idx.repeat(2))
-    rows = Rows(*(column.to(device) for column in columns), epoch=0, position=0)
-    return StudentBatch(
-        [view.to(device) for view in batch.views], rows, labelled.nonzero().flatten().to(device)
-    )
 
 
 class Step:
@@ -135,7 +126,7 @@ class Step:
             dim=vit.embed_dim,
             known=setting.known,
             classes=setting.classes,
-            images=len(setting.batch.rows.label) // 2,
+            images=len(setting.batch.label) // 2,
         )
         self.method = METHODS["simgcd"](config, problem).to(setting.device, dtype)
         if variant.released:
@@ -150,16 +141,16 @@ class Step:
                 self.encoder.set_reference(setting.reference)
             eagc = EAGC(setting.subspace, **LAMBDAS, energy_momentum=MOMENTUM) if with_eagc else None
             self.model = Student(self.encoder, self.method, eagc)
-        (self.optimizer,) = self.method.optimisers(self.encoder)
+        (self.optimizer,) = self.method.optimizers(self.encoder)
         self.model.train()
 
-    def __call__(self, batch: StudentBatch | None = None) -> None:
+    def __call__(self, batch: Rows | None = None) -> None:
         self.finish(self.loss(batch))
 
-    def loss(self, batch: StudentBatch | None = None) -> Tensor:
+    def loss(self, batch: Rows | None = None) -> Tensor:
         """L_GCD of a batch, EAGC in its graph."""
         batch = batch or self.setting.batch
-        loss, token = self.model(*(batch._replace(labelled_rows=None) if self.variant.all_rows else batch))
+        loss, token = self.model(batch._replace(labelled_rows=None) if self.variant.all_rows else batch)
         total = loss.supervised + loss.unsupervised
         return total if token is None else total + token
 
@@ -173,7 +164,7 @@ class Step:
         if self.variant.baseline is None:
             return None
         model, images = self.model, torch.cat(self.setting.batch.views)
-        labelled = self.setting.batch.rows.labelled
+        labelled = self.setting.batch.mask
         labelled_rows = None if self.variant.all_rows else self.setting.batch.labelled_rows
         z = torch.randn(len(images), self.setting.vit.embed_dim, device=images.device, requires_grad=True)
         g = torch.randn_like(z)
@@ -217,7 +208,8 @@ class Step:
         model = [*resident(self.model), *copies]
         device, state = self.setting.device, optimizer_state(self.optimizer)
         held = [*model, *state]
-        inputs = [*self.setting.batch.views, *self.setting.batch.rows[:3], self.setting.batch.labelled_rows]
+        batch = self.setting.batch
+        inputs = [*batch.views, batch.label, batch.mask, batch.uq_idx, batch.labelled_rows]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
@@ -243,11 +235,11 @@ class ReleasedStudent(nn.Module):
         if reference is not None:
             self.register_buffer("matrix", coordinator.matrix)
 
-    def forward(self, views: list[Tensor], rows: Rows, labelled_rows: Tensor | None) -> tuple[Loss, None]:
-        images = torch.cat(views)
+    def forward(self, rows: Rows) -> tuple[Loss, None]:
+        images = torch.cat(rows.views)
         z = self.vit(images)
         if self.reference is not None:
-            z = self.coordinator.attach(z, self.reference_features(images), rows.labelled)
+            z = self.coordinator.attach(z, self.reference_features(images), rows.mask)
         return self.method.loss(self.method(z), rows), None
 
     @torch.no_grad()

@@ -36,7 +36,7 @@ COMMANDS = {
         "compare every provider with the fp64 reference on this device; GPU users run it first",
     ),
     "estimate-k": (
-        "eagc_ops.training.analysis.estimate_k",
+        "eagc_ops.training.commands.estimate_k",
         "train",
         "estimate the number of classes of a data set (Brent or bisection)",
     ),

@@ -12,7 +12,18 @@ from typing import Any
 
 import torch
 
-PACKAGES = ("torch", "triton", "torchvision", "timm", "accelerate", "numpy", "scipy", "scikit-learn")
+PACKAGES = (
+    "eagc-ops",
+    "torch",
+    "triton",
+    "torchvision",
+    "timm",
+    "accelerate",
+    "numpy",
+    "scipy",
+    "scikit-learn",
+    "safetensors",
+)
 
 
 def describe() -> dict[str, Any]:
@@ -27,12 +38,33 @@ def describe() -> dict[str, Any]:
             "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
             "system": f"{platform.system()} {platform.machine()}",
         },
-        "versions": {
-            "python": platform.python_version(),
-            **{name: _version(name) for name in ("eagc-ops", *PACKAGES)},
-        },
-        "commit": _commit(),
+        "versions": versions(),
+        "commit": commit(),
     }
+
+
+def versions() -> dict[str, str | None]:
+    """Versions of Python and of the packages that decide the numbers; None for a package that is not installed."""
+    return {"python": platform.python_version(), **{name: _version(name) for name in PACKAGES}}
+
+
+def commit() -> str | None:
+    """The commit of the clone this package runs from, with "+" when the tree has changes; None for an installed wheel."""
+    here = Path(__file__).resolve().parent
+
+    def git(*arguments: str) -> str:
+        return subprocess.run(
+            ["git", "-C", here, *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")) != here.parent:
+            return None
+        return git("rev-parse", "--short=12", "HEAD") + (
+            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
+        )
+    except (OSError, subprocess.CalledProcessError):
+        return None
 
 
 def main(argv: list[str]) -> int:
@@ -55,25 +87,4 @@ def _version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _commit() -> str | None:
-    """The commit of the clone this package runs from, with "+" when the tree has changes; None for an
-    installed wheel.
-    """
-    here = Path(__file__).resolve().parent
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", "-C", here, *arguments], capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel")) != here.parent:
-            return None
-        return git("rev-parse", "--short=12", "HEAD") + (
-            "+" if git("status", "--porcelain", "--untracked-files=no") else ""
-        )
-    except (OSError, subprocess.CalledProcessError):
         return None

@@ -1,4 +1,4 @@
-"""Progress bars that several processes can be told to leave out."""
+"""Progress bars that can be hidden, for all but one of several processes."""
 
 from __future__ import annotations
 
@@ -8,5 +8,9 @@ from tqdm import tqdm
 
 
 def bar(*args: Any, shown: bool = True, **settings: Any) -> tqdm:
-    """A tqdm bar. `disable` is passed only to hide it: as an argument it would win over TQDM_DISABLE, by which `jobs` silences its runs."""
+    """A tqdm bar.
+
+    `disable` is passed only to hide it: as an argument it would override TQDM_DISABLE, by which `run_jobs`
+    silences its processes.
+    """
     return tqdm(*args, **settings, **({} if shown else {"disable": True}))

@@ -16,11 +16,11 @@ from eagc_ops.bench.steps import (
     VARIANTS,
     Step,
     make_setting,
-    student_batch,
 )
 from eagc_ops.kernels import formulas
 from eagc_ops.kernels.torch_path import _upper_panels
 from eagc_ops.training.data import train_loader
+from eagc_ops.training.data.rows import rows_of
 from eagc_ops.training.data.trunk_cache import CachedViews, PixelViews, trunk_cache
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
@@ -104,7 +104,7 @@ def test_rows_are_coordinated_at_different_strengths(setting):
     tau = formulas.projection_weight(
         formulas.energy_ratio(z.detach(), setting.subspace.matrix), setting.subspace.energy_ref
     )
-    active = tau[~setting.batch.rows.labelled]
+    active = tau[~setting.batch.mask]
     assert (active > 0).float().mean() > 0.5 and active.std() > 0.001
 
 
@@ -169,9 +169,9 @@ def test_cached_tokens_and_pixels_give_the_same_step(setting, tmp_path):
     ]
     compared = 0
     for cached, pixels in zip(*(loader.epoch(0) for loader in loaders)):
-        cached, pixels = student_batch(cached, setting.device), student_batch(pixels, setting.device)
+        cached, pixels = rows_of(cached, setting.device), rows_of(pixels, setting.device)
         assert cached.views[0].ndim == 3 and pixels.views[0].ndim == 4
-        assert torch.equal(cached.rows.label, pixels.rows.label)
+        assert torch.equal(cached.label, pixels.label)
         # Both coordinators run their energy reference on; started anew they see the same batch.
         step.model.eagc.energy_ref.copy_(setting.subspace.energy_ref)
         whole.model.coordinator.energy_ref = setting.subspace.energy_ref.item()

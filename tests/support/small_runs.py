@@ -1,9 +1,10 @@
-"""Small runs on real image files, shared by the tests of the loop, and a script that starts some of them to be killed.
+"""Small runs on real image files, and a script that starts some of them to be killed.
 
     python small_runs.py SCENARIOS.json
 
-forks one process per scenario, {"config": {...}, "output": folder, "kill": [where, count] or null, "world": n}, after the imports are
-done, and prints the exit codes. The killing is patched in from here; the package knows nothing of it.
+forks one process per scenario after the imports are done, and prints the exit codes. A scenario is
+{"config": {...}, "output": folder, "kill": [where, count] or null, "world": n}. The killing is patched in
+from here; the package knows nothing of it.
 """
 
 import json
@@ -18,8 +19,10 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
+from eagc_ops import files
+from eagc_ops.training import runs
 from eagc_ops.training.config import from_json, resolve
-from eagc_ops.training.engine import checkpoint, loop
+from eagc_ops.training.engine import loop
 from eagc_ops.training.methods import register
 from eagc_ops.training.methods.legogcd import LegoGCD
 from eagc_ops.training.methods.simgcd import SimGCD
@@ -28,7 +31,7 @@ from eagc_ops.training.models.backbones import load_backbone
 
 
 class SmallHead:
-    """A small projector, whose outputs are not near 0 at the start: the loop is tested, not the size of a head."""
+    """A small projector, whose outputs are not near 0 at the start."""
 
     def __init__(self, config, problem):
         super().__init__(config, problem)
@@ -54,7 +57,7 @@ class SmallSPTNet(SmallHead, SPTNet):
 
 @register("noisy")
 class Noisy(Small):
-    """Draws from the global generator in every forward, and keeps something computed from features at the start of an epoch."""
+    """Draws from the global generator in every forward, and keeps a number that `start_epoch` computed."""
 
     def __init__(self, config, problem):
         super().__init__(config, problem)
@@ -69,8 +72,11 @@ class Noisy(Small):
 
 
 def write_files(root: Path) -> dict[str, str]:
-    """5 classes x 12 images, 3 classes known: 18 labelled and 42 unlabelled images; and weights under which images differ (a ViT's usual
-    random start makes them all alike). Returns the settings that name the files."""
+    """Write 5 classes x 12 images, 3 classes known: 18 labelled and 42 unlabelled images; and weights.
+
+    Under these weights images differ (a ViT's usual random start makes them all alike). Returns the settings
+    that name the files.
+    """
     random = np.random.RandomState(0)
     for c in range(5):
         (root / "images" / f"class{c}").mkdir(parents=True)
@@ -113,7 +119,7 @@ class FirstStep(loop.Callback):
 
     found = None
 
-    def before_update(self, loop, batch):
+    def before_update(self, loop, rows):
         if self.found is None:
             self.found = [p.grad.clone() for p in loop.student.encoder.tail.parameters()]
             self.eagc = loop.student.eagc
@@ -126,8 +132,10 @@ def published(method: str, preset: str, field: str) -> list:
 
 
 def kill_at(where: str, count: int) -> None:
-    """Make this process kill itself at the count-th update, half-way through the count-th write of a checkpoint, or just before the
-    count-th checkpoint gets its name."""
+    """Make this process kill itself at the count-th time that it gets to `where`.
+
+    That is an update, half-way through the write of a checkpoint, or just before a checkpoint gets its name.
+    """
 
     def counted(name, function, before):
         calls = [0]
@@ -164,9 +172,9 @@ def kill_at(where: str, count: int) -> None:
     if where == "update":
         loop.Loop._update = counted(where, loop.Loop._update, lambda *_: True)
     elif where == "write":
-        checkpoint.open = counted(where, open, is_last)
+        files.open = counted(where, open, is_last)
     elif where == "rename":
-        checkpoint.os.replace = counted(where, os.replace, is_last)
+        files.os.replace = counted(where, os.replace, is_last)
     else:
         raise ValueError(where)
 
@@ -174,7 +182,7 @@ def kill_at(where: str, count: int) -> None:
 def run_scenario(scenario: dict) -> None:
     if scenario["kill"]:
         kill_at(*scenario["kill"])
-    loop.train(from_json(scenario["config"]), scenario["output"])
+    runs.train(from_json(scenario["config"]), scenario["output"])
 
 
 def fork(scenario: dict, rank: int, port: int) -> int:

@@ -1,4 +1,6 @@
-"""Clustering accuracy on the unlabelled set: one optimal matching of clusters to classes, then All / Old / New."""
+"""Clustering accuracy on the unlabelled set: one optimal matching of clusters to classes; All, Old, New."""
+
+from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -6,9 +8,14 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
+__all__ = ["Accuracy", "accuracy", "accuracy_per_class"]
+
 
 class Accuracy(NamedTuple):
-    """Shares in [0, 1]. `old` counts images whose true class is known, `new` the others; NaN where there is none."""
+    """Shares in [0, 1].
+
+    `old` counts images whose true class is known, `new` the others; NaN where there is none.
+    """
 
     all: float
     old: float
@@ -16,10 +23,12 @@ class Accuracy(NamedTuple):
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
-    """Accuracy 'v2', the one papers report. `predictions` and re-indexed `labels`: (N,) integers (arrays or CPU tensors).
+    """Accuracy "v2", which papers report.
 
-    One matching over all images: a cluster matched to a new class earns nothing for an old one. With U split into old and
-    new by true class, |U| all = |U_old| old + |U_new| new.
+    `predictions` and re-indexed `labels`: (N,) integers (arrays, CPU tensors).
+
+    There is one matching over all images: a cluster matched to a new class earns nothing for an old one. With
+    U split into old and new by true class, |U| all = |U_old| old + |U_new| new.
 
     >>> accuracy([0] * 10, [0] * 6 + [1] * 4, known=1)
     Accuracy(all=0.6, old=1.0, new=0.0)
@@ -29,7 +38,10 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
 
 
 def accuracy_per_class(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
-    """Accuracy 'v2b': the same matching, then the unweighted mean over the classes that occur (secondary, for Herbarium19)."""
+    """Accuracy "v2b": the same matching, then the unweighted mean over the classes that occur.
+
+    It is secondary, for Herbarium19, whose classes differ much in size.
+    """
     matched, total = _matched(predictions, labels, known)
     present = total > 0
     shares = np.divide(matched, total, out=np.zeros(len(total)), where=present)
@@ -51,9 +63,8 @@ def _matched(predictions: ArrayLike, labels: ArrayLike, known: int) -> tuple[np.
         raise ValueError(f"predictions and labels must have the same length >= 1, got {len(c)} and {len(y)}")
     if known < 0:
         raise ValueError(f"known must be the number of known classes, got {known}")
-    size = (
-        int(max(c.max(), y.max())) + 1
-    )  # square, so that too many or too few clusters are matched all the same
+    # The matrix is square, so that too many or too few clusters are matched too.
+    size = int(max(c.max(), y.max())) + 1
     counts = np.bincount(c * size + y, minlength=size * size).reshape(size, size)
     clusters, classes = linear_sum_assignment(counts.max() - counts)
     matched = np.empty(size, np.int64)

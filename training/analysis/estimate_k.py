@@ -1,14 +1,13 @@
-"""Estimate the number of classes K, as GCD does: the K whose k-means on all images agrees best with the labels of the labelled ones.
+"""Estimate the number of classes K as GCD does: by the k-means that agrees best with the known labels.
 
-Features are those of the pretrained backbone, and the labelled images are those of the data set's own split (SSB where it has one).
+Features are those of the pretrained backbone; the labelled images are those of the data set's own split (SSB
+where it has one).
 """
 
 from __future__ import annotations
 
-import argparse
 import functools
 import math
-import sys
 from collections.abc import Callable
 from typing import Literal, NamedTuple
 
@@ -20,39 +19,46 @@ from torch.nn import functional as F
 
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.analysis.accuracy import accuracy
-from eagc_ops.training.config import ConfigError, add_config_arguments, config_from_arguments
 from eagc_ops.training.data.batches import Batches
 from eagc_ops.training.progress import bar as progress_bar
 
-LARGEST, RESTARTS = (
-    1000,
-    10,
-)  # the published search; scikit-learn's own default of restarts has changed from 10 to 1
-SETTINGS = ("dataset", "root", "split_file", "image_size", "backbone", "weights", "seed", "device", "workers")
+__all__ = ["LARGEST", "RESTARTS", "SEARCHES", "Estimate", "all_features", "estimate_k"]
+
+# The published search; scikit-learn's own default of restarts has changed from 10 to 1.
+LARGEST, RESTARTS = 1000, 10
 
 
 class Estimate(NamedTuple):
-    """What a search found."""
+    """The result of a search."""
 
     k: int
     accuracy: float  # of the labelled images at this K
-    tried: dict[int, float]  # the same for every K that was looked at
+    tried: dict[int, float]  # the accuracy of every K that was tried
 
 
 def estimate_k(
-    features: Tensor, label: Tensor, known: int, *, search: Literal["brent", "bisection"] = "brent", largest: int = LARGEST,
-    restarts: int = RESTARTS, progress: bool = False,
-) -> Estimate:  # fmt: skip
+    features: Tensor,
+    label: Tensor,
+    known: int,
+    *,
+    search: Literal["brent", "bisection"] = "brent",
+    largest: int = LARGEST,
+    restarts: int = RESTARTS,
+    progress: bool = False,
+) -> Estimate:
     """The number of classes in `features` (N, D), known and novel together.
 
-    A candidate K is judged by k-means on all rows (scikit-learn, `restarts` times, random_state 0): the accuracy of the labelled rows under
-    the best matching of clusters to classes. Rows are normalised here.
+    A candidate K is judged by k-means on all rows (scikit-learn, `restarts` times, random_state 0): the
+    accuracy of the labelled rows under the best matching of clusters to classes. Rows are normalised here.
 
     Args:
         label: (N,) int64, class of the labelled rows in 0 .. known - 1, -1 on the others.
-        search: "brent", scipy's bounded search on int(x), or "bisection". Neither looks at every K, and the accuracy is no smooth function
-            of it: both find a good K, not surely the best.
+        known: number of known classes.
+        search: "brent", scipy's bounded search on int(x), or "bisection". Neither tries every K, and the
+            accuracy is no smooth function of K: both find a good K, which need not be the best.
         largest: end of the searched range known .. largest, or the number of rows if that is smaller.
+        restarts: of every k-means.
+        progress: show a bar.
     """
     labelled, largest = (label >= 0).cpu(), min(largest, len(features))
     if features.ndim != 2 or label.shape != features.shape[:1]:
@@ -61,7 +67,8 @@ def estimate_k(
         )
     if not labelled.any() or label.max() >= known:
         raise ValueError(
-            f"label must hold a class below known={known} on labelled rows, -1 on the others, got {label.unique().tolist()[:9]}"
+            f"label must hold a class below known={known} on labelled rows, -1 on the others, "
+            f"got {label.unique().tolist()[:9]}"
         )
     if search not in SEARCHES:
         raise ValueError(f"search={search!r}: choose from {', '.join(SEARCHES)}")
@@ -99,49 +106,10 @@ SEARCHES = {"brent": _brent, "bisection": _bisection}
 
 @torch.no_grad()
 def all_features(encoder: AnchoredEncoder, batches: Batches) -> tuple[Tensor, Tensor]:
-    """z (N, D) of labelled, then unlabelled images under the test transform, and their label (N,), -1 on unlabelled ones."""
+    """z (N, D) of labelled, then unlabelled images (test transform), and label (N,), -1 if unlabelled."""
     device, z, label = next(encoder.parameters()).device, [], []
     for part in (batches.labelled(), batches.unlabelled()):
         for batch in part:
             z.append(encoder.student(encoder.trunk(batch.views[0].to(device, non_blocking=True))).float())
-            label.append(batch.label.where(batch.labelled, -1))
+            label.append(batch.label.where(batch.mask, -1))
     return torch.cat(z), torch.cat(label)
-
-
-def main(argv: list[str]) -> int:
-    parser = argparse.ArgumentParser(prog="eagc estimate-k", description=__doc__)
-    add_config_arguments(parser, SETTINGS)
-    parser.add_argument(
-        "--search", choices=tuple(SEARCHES), default="brent", help="how K is searched [brent]"
-    )
-    parser.add_argument("--largest", type=int, default=LARGEST, metavar="N", help=f"largest K [{LARGEST}]")
-    parser.add_argument(
-        "--restarts", type=int, default=RESTARTS, metavar="N", help=f"restarts of every k-means [{RESTARTS}]"
-    )
-    arguments = parser.parse_args(argv)
-    from eagc_ops.training.commands.cli import RUNS
-    from eagc_ops.training.engine.loop import Loop  # imports this module for --k estimate
-    from eagc_ops.training.engine.pretraining import with_encoder
-
-    try:
-        config = config_from_arguments(
-            argparse.Namespace(**vars(arguments), batch_size=2)
-        )  # not used, but must fit a small data set
-        loop = Loop(config if hasattr(arguments, "weights") else with_encoder(config, RUNS))
-        features, label = all_features(loop.student.encoder, loop.batches)
-        found = estimate_k(
-            features,
-            label,
-            loop.data.known,
-            search=arguments.search,
-            largest=arguments.largest,
-            restarts=arguments.restarts,
-            progress=True,
-        )
-    except (ConfigError, ValueError, OSError) as error:
-        print(f"eagc estimate-k: {error}", file=sys.stderr)
-        return 2
-    for k in sorted(found.tried):
-        print(f"K {k:5}  labelled accuracy {found.tried[k]:.2%}")
-    print(f"estimated K: {found.k}, of which {loop.data.known} are known")
-    return 0

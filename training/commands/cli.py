@@ -49,20 +49,20 @@ def train(argv: list[str]) -> int:
     if run is not None and output is not None:
         parser.error("--resume continues in the folder of the run: leave --output out")
     config = None if run is not None else config_from_arguments(argparse.Namespace(**given))
-    from eagc_ops.training.engine import (
-        loop,  # Accelerate and timm take seconds to import: --help and wrong options do not wait for them
+    from eagc_ops.training import (
+        runs,  # Accelerate and timm take seconds to import: --help does not wait for them
     )
     from eagc_ops.training.engine.pretraining import with_encoder
 
     if config is None:
         if _main_process() and (run / "result.json").exists():
             print(f"{run} is complete; nothing is left to train")
-        result = loop.resume(run, **given)
+        result = runs.resume(run, **given)
     else:
         run = output or RUNS / _name(config)
         if "weights" not in given:
             config = with_encoder(config, run.parent, print if _main_process() else lambda _: None)
-        result = loop.train(config, run)
+        result = runs.train(config, run)
     if _main_process():
         epochs = sorted(("last", "best"), key=lambda which: which != result["headline"])
         for which in epochs:
@@ -86,9 +86,9 @@ def evaluate(argv: list[str]) -> int:
     )
     add_config_arguments(parser, MOVED)
     given = vars(parser.parse_args(argv))
-    from eagc_ops.training.engine import loop
+    from eagc_ops.training import runs
 
-    scores = loop.evaluate(given.pop("run"), given.pop("which"), **given)
+    scores = runs.evaluate(given.pop("run"), given.pop("which"), **given)
     if _main_process():
         print(_scores(scores._asdict()))
     return 0

@@ -150,12 +150,13 @@ def _fill(table: Table, dataset: str, given: Namespace) -> int:
     from eagc_ops.environment import describe
     from eagc_ops.training.engine.jobs import default_jobs, run_jobs, unfinished
     from eagc_ops.training.paper.page import record, write_table
+    from eagc_ops.training.runs import run_job
 
     torch.set_num_threads(1)  # as in every process of `run_jobs`
     if dataset == "digits" and not hasattr(given, "weights"):
-        from eagc_ops.training.engine.pretraining import digits_encoder
+        from eagc_ops.training.engine.pretraining import pretrained_encoder
 
-        encoder = digits_encoder(Path(runs[0].config.weights), open_data("digits"), given.pretrain_epochs)
+        encoder = pretrained_encoder(Path(runs[0].config.weights), open_data("digits"), given.pretrain_epochs)
         print(encoder, flush=True)
         if encoder.fault:
             raise ConfigError(f"{encoder.fault} (delete {encoder.file}, and raise --pretrain-epochs)")
@@ -167,7 +168,7 @@ def _fill(table: Table, dataset: str, given: Namespace) -> int:
         flush=True,
     )
     failed = 0
-    for done, (job, result) in enumerate(run_jobs(left, at_a_time), 1):
+    for done, (job, result) in enumerate(run_jobs(left, at_a_time, run_job), 1):
         if isinstance(result, Exception):
             failed += 1
             if not isinstance(result, (ValueError, FloatingPointError, BrokenExecutor)):
@@ -209,8 +210,8 @@ def _fill(table: Table, dataset: str, given: Namespace) -> int:
 
 def _jobs(runs: Sequence[Run]) -> list[Job]:
     """A job for every different run. What several share (trunk cache, reference model, subspace) is made by one before the others."""
+    from eagc_ops.training.engine.experiment import Experiment
     from eagc_ops.training.engine.jobs import Job
-    from eagc_ops.training.engine.loop import Loop
 
     facts: dict[tuple, dict[str, Any]] = {}
     maker: dict[tuple, Path] = {}
@@ -219,8 +220,8 @@ def _jobs(runs: Sequence[Run]) -> list[Job]:
         config, folder = run.config, run.folder
         blocks = (config.trainable_blocks, config.blocks_of_reference)
         if blocks not in facts:  # builds the trunk cache too
-            found = Loop(config.replace(k=None)).facts
-            facts[blocks] = {name: found[name] for name in ("split_hash", "trunk")}
+            found = Experiment(config.replace(k=None)).facts
+            facts[blocks] = {"split_hash": found.split_hash, "trunk": found.trunk}
         shared = []
         if config.has_operator or config.warm_start:
             shared.append(

@@ -17,7 +17,7 @@ Read the files in the order in which data passes through them:
 >>> loader = train_loader(data, batch_size=64, seed=0)
 >>> for batch in loader.epoch(0, start=len(loader) - 1):  # resumed at the last batch
 ...     rows = torch.cat(batch.views)  # all first views, then all second views
-...     mask = batch.labelled.repeat(2)
+...     mask = batch.mask.repeat(2)
 >>> rows.shape, mask.shape
 (torch.Size([128, 1, 16, 16]), torch.Size([128]))
 >>> sum(len(batch.label) for batch in evaluation_loader(data))

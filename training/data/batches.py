@@ -1,4 +1,7 @@
-"""Where the loop's batches come from: images that are decoded and augmented, or tokens of a trunk cache. The loop sees no difference."""
+"""The batches of a run: images that are decoded and augmented, or tokens of a trunk cache.
+
+Both kinds are iterated in the same way, so that training does not know which it has.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,9 @@ from torch.utils.data import Dataset
 
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import Config
-from eagc_ops.training.data import (
+from eagc_ops.training.data.gcd import GCDData
+from eagc_ops.training.data.loaders import (
     Batch,
-    GCDData,
     KeyedViews,
     TrainLoader,
     draw_key,
@@ -21,7 +24,7 @@ from eagc_ops.training.data import (
     labelled_loader,
     train_loader,
 )
-from eagc_ops.training.data.trunk_cache import CachedViews, trunk_cache
+from eagc_ops.training.data.trunk_cache import CachedViews, TrunkCache, trunk_cache
 
 VIEWS = 2
 TEST_BATCH = 256
@@ -30,12 +33,12 @@ TEST_BATCH = 256
 class Batches(NamedTuple):
     """The five ways through the data. A batch holds views (B, C, H, W), or (B, N, D) tokens."""
 
-    train: TrainLoader  # labelled and unlabelled images, two augmented views; this process's share of a global batch
-    labelled_train: TrainLoader  # labelled images, two augmented views: the reference model
+    train: TrainLoader  # all images, two augmented views; the share of this process in a global batch
+    labelled_train: TrainLoader  # labelled images, two augmented views: for the reference model
     labelled: Callable[[], Iterable[Batch]]  # test view, in order
     unlabelled: Callable[[], Iterable[Batch]]  # test view, in order
     augmented: TrainLoader  # labelled, then unlabelled images in order, one augmented view
-    identity: dict[str, Any]  # what the views are made of
+    identity: dict[str, Any]  # the origin of the views, JSON-ready
 
 
 def batches(
@@ -48,40 +51,10 @@ def batches(
     world: int,
     main: bool,
 ) -> Batches:
-    """The batches a configuration asks for."""
-    seed, workers = config.seed, config.workers
-    reference_seed, clustering_seed = (draw_key(seed, -1, i) for i in (0, 4))  # draws of their own
-    everything = torch.arange(len(data.merged))
-
-    def augmented(fetch: Dataset) -> TrainLoader:
-        settings = {
-            "size": len(everything),
-            "batch_size": TEST_BATCH,
-            "seed": clustering_seed,
-            "drop_last": False,
-            "workers": workers,
-        }
-        return TrainLoader(fetch, lambda _: everything, **settings)
-
-    shares = {"batch_size": config.batch_size, "seed": seed, "workers": workers, "rank": rank, "world": world}
+    """The batches of one process of `world`; `main` shows a bar while a trunk cache is built."""
+    draws = _Draws(data, config, weighting, rank, world)
     if config.trunk_cache is None:
-        labelled = labelled_loader(data, batch_size=TEST_BATCH, train=False, workers=workers)
-        unlabelled = evaluation_loader(data, batch_size=TEST_BATCH, workers=workers)
-        return Batches(
-            train_loader(data, views=VIEWS, weighting=weighting, **shares),
-            labelled_loader(
-                data,
-                batch_size=config.reference_batch_size,
-                train=True,
-                seed=reference_seed,
-                views=VIEWS,
-                workers=workers,
-            ),
-            lambda: labelled,
-            lambda: unlabelled,
-            augmented(KeyedViews(data.merged, data.train_transform, 1, clustering_seed)),
-            {"pixels": data.image_size},
-        )
+        return _from_pixels(draws)
     cache = trunk_cache(
         Path(config.trunk_cache),
         encoder,
@@ -90,29 +63,85 @@ def batches(
         half=config.cache_half,
         progress=main,
     )
-    n, test_view = len(data.labelled), CachedViews(cache, data, views=None)
+    return _from_tokens(draws, cache)
 
-    def in_order(first: int, last: int) -> TrainLoader:
-        size, order = last - first, torch.arange(first, last)
+
+class _Draws:
+    """Seeds and sizes that both kinds of batches share."""
+
+    def __init__(self, data: GCDData, config: Config, weighting: str, rank: int, world: int) -> None:
+        self.data, self.config, self.weighting, self.rank, self.world = data, config, weighting, rank, world
+        # The reference model and the clustering have draws of their own.
+        self.reference_seed, self.clustering_seed = (draw_key(config.seed, -1, i) for i in (0, 4))
+
+    def train(self, fetch: Dataset | None = None) -> TrainLoader:
+        return train_loader(
+            self.data,
+            batch_size=self.config.batch_size,
+            seed=self.config.seed,
+            views=VIEWS,
+            weighting=self.weighting,
+            workers=self.config.workers,
+            rank=self.rank,
+            world=self.world,
+            fetch=fetch,
+        )
+
+    def in_order(self, fetch: Dataset, first: int, last: int, seed: int) -> TrainLoader:
+        """Images `first` to `last` - 1 of the merged set, in order."""
+        order = torch.arange(first, last)
         return TrainLoader(
-            test_view,
+            fetch,
             lambda _: order,
-            size=size,
+            size=len(order),
             batch_size=TEST_BATCH,
             seed=seed,
             drop_last=False,
-            workers=workers,
+            workers=self.config.workers,
         )
 
-    labelled, unlabelled = in_order(0, n), in_order(n, len(data.merged))
+
+def _from_pixels(draws: _Draws) -> Batches:
+    data, workers = draws.data, draws.config.workers
+    labelled = labelled_loader(data, batch_size=TEST_BATCH, train=False, workers=workers)
+    unlabelled = evaluation_loader(data, batch_size=TEST_BATCH, workers=workers)
+    one_view = KeyedViews(data.merged, data.train_transform, 1, draws.clustering_seed)
     return Batches(
-        train_loader(data, views=VIEWS, weighting=weighting, fetch=CachedViews(cache, data, seed=seed, views=VIEWS), **shares),
-        TrainLoader(
-            CachedViews(cache, data, seed=reference_seed, views=VIEWS), lambda generator: torch.randperm(n, generator=generator),
-            size=n, batch_size=config.reference_batch_size, seed=reference_seed, drop_last=False, workers=workers,
+        train=draws.train(),
+        labelled_train=labelled_loader(
+            data,
+            batch_size=draws.config.reference_batch_size,
+            train=True,
+            seed=draws.reference_seed,
+            views=VIEWS,
+            workers=workers,
         ),
-        lambda: labelled.epoch(0),
-        lambda: unlabelled.epoch(0),
-        augmented(CachedViews(cache, data, seed=clustering_seed, views=1)),
-        {"tokens": cache.made_of},
-    )  # fmt: skip
+        labelled=lambda: labelled,
+        unlabelled=lambda: unlabelled,
+        augmented=draws.in_order(one_view, 0, len(data.merged), draws.clustering_seed),
+        identity={"pixels": data.image_size},
+    )
+
+
+def _from_tokens(draws: _Draws, cache: TrunkCache) -> Batches:
+    data, config = draws.data, draws.config
+    count, test_view = len(data.labelled), CachedViews(cache, data, views=None)
+    labelled = draws.in_order(test_view, 0, count, config.seed)
+    unlabelled = draws.in_order(test_view, count, len(data.merged), config.seed)
+    one_view = CachedViews(cache, data, seed=draws.clustering_seed, views=1)
+    return Batches(
+        train=draws.train(CachedViews(cache, data, seed=config.seed, views=VIEWS)),
+        labelled_train=TrainLoader(
+            CachedViews(cache, data, seed=draws.reference_seed, views=VIEWS),
+            lambda generator: torch.randperm(count, generator=generator),
+            size=count,
+            batch_size=config.reference_batch_size,
+            seed=draws.reference_seed,
+            drop_last=False,
+            workers=config.workers,
+        ),
+        labelled=lambda: labelled.epoch(0),
+        unlabelled=lambda: unlabelled.epoch(0),
+        augmented=draws.in_order(one_view, 0, len(data.merged), draws.clustering_seed),
+        identity={"tokens": cache.made_of},
+    )

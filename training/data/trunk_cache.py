@@ -1,9 +1,12 @@
-"""Trunk tokens of V augmented views, and of the test view, of every image, on disk: training then never runs the trunk.
+"""Trunk tokens of V augmented views and the test view of every image, on disk.
 
-A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of `data.merged` whose last view is the test view, and
-`cache.json`: what the tokens were made of, and how many images are done. The record is replaced only after the tokens it counts
-are on the disk, so a build that was killed goes on where the record ends. Everything is written at its place, never appended:
-two builds of one cache at the same time write the same bytes.
+Training from them never runs the trunk.
+
+A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of `data.merged` whose last view
+is the test view, and `cache.json`: the origin of the tokens, and how many images are done. The record is
+replaced only after the tokens it counts are on the disk, so a build that was killed goes on where the record
+ends. Everything is written at its place, never appended: two builds of one cache at the same time write the
+same bytes.
 """
 
 from __future__ import annotations
@@ -21,21 +24,38 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.training.data import Draw, GCDData, KeyedViews, draw_key
+from eagc_ops.training.data.gcd import GCDData
+from eagc_ops.training.data.loaders import Draw, KeyedViews, draw_key
 from eagc_ops.training.progress import bar as progress_bar
 
 __all__ = ["CachedViews", "PixelViews", "TrunkCache", "cache_bytes", "choose_views", "trunk_cache"]
 
 
 def trunk_cache(
-    directory: str | Path, encoder: AnchoredEncoder, data: GCDData, *, views: int, half: bool = False, seed: int = 0,
-    batch_size: int = 32, workers: int = 0, progress: bool = True,
-) -> TrunkCache:  # fmt: skip
-    """Open the cache in `directory`, building what is missing of it first (disk need on stderr, then a progress bar).
+    directory: str | Path,
+    encoder: AnchoredEncoder,
+    data: GCDData,
+    *,
+    views: int,
+    half: bool = False,
+    seed: int = 0,
+    batch_size: int = 32,
+    workers: int = 0,
+    progress: bool = True,
+) -> TrunkCache:
+    """Open the cache in `directory`.
 
-    View v of image i is drawn with the key (seed, -1, i, v): no epoch of training has number -1. Runs of different seeds can share
-    a cache. `half` stores float16 and is read back as float32. A cache made of other weights, transforms, images or settings is
-    refused. `batch_size` counts images, of V + 1 views each.
+    The missing part is built first: its size is printed, then a progress bar.
+
+    View v of image i is drawn with the key (seed, -1, i, v): no epoch of training has number -1. Runs of
+    different seeds can share a cache. A cache made of different weights, transforms, images or settings is
+    refused.
+
+    Args:
+        views: V, the augmented views of every image.
+        half: store float16; the tokens are read back as float32.
+        batch_size: images, of V + 1 views each, that go through the trunk at a time.
+        progress: show the bar.
     """
     directory = Path(directory)
     made_of = _made_of(encoder, data, views, half, seed)
@@ -52,7 +72,7 @@ def cache_bytes(encoder: AnchoredEncoder, data: GCDData, *, views: int, half: bo
 
 
 class TrunkCache:
-    """Reads a complete cache. `made_of` is what it must have been made of."""
+    """Reads a complete cache, which must have been made of `made_of`."""
 
     def __init__(self, directory: Path, made_of: dict[str, str | int]) -> None:
         done = _read_record(directory, made_of)
@@ -61,7 +81,8 @@ class TrunkCache:
         size = path.stat().st_size if path.exists() else 0
         if done < shape[0] or size != int(np.prod(shape)) * dtype.itemsize:
             raise ValueError(
-                f"trunk cache {directory} is not complete: {done} of {shape[0]} images, {size} bytes; build it with trunk_cache()"
+                f"trunk cache {directory} is not complete: {done} of {shape[0]} images, {size} bytes; "
+                "build it with trunk_cache()"
             )
         self.directory, self.made_of = directory, made_of
         self._array = np.memmap(path, dtype, mode="r", shape=shape)
@@ -74,18 +95,17 @@ class TrunkCache:
         return self.made_of["images"]
 
     def tokens(self, index: int, view: int | None = None) -> Tensor:
-        """float32 (N, D): what `encoder.trunk` gives for view `view` of item `index` of `data.merged`; None is the test view."""
+        """float32 (N, D): `encoder.trunk` of a view (None: test view) of item `index` of `data.merged`."""
         if not 0 <= index < len(self) or not (view is None or 0 <= view < self.views):
             raise IndexError(
-                f"index={index}, view={view}: the cache holds images 0..{len(self) - 1}, views 0..{self.views - 1} and None"
+                f"index={index}, view={view}: the cache holds images 0..{len(self) - 1}, "
+                f"views 0..{self.views - 1} and None"
             )
         return torch.from_numpy(self._array[index, self.views if view is None else view].astype(np.float32))
 
     def __reduce__(self):
-        return TrunkCache, (
-            self.directory,
-            self.made_of,
-        )  # a worker process maps the file again instead of receiving its content
+        # A worker process maps the file again instead of receiving its content.
+        return TrunkCache, (self.directory, self.made_of)
 
 
 def choose_views(seed: int, draw: Draw, available: int, views: int = 2) -> list[int]:
@@ -99,7 +119,7 @@ def choose_views(seed: int, draw: Draw, available: int, views: int = 2) -> list[
 
 
 class CachedViews(Dataset):
-    """`fetch` of a loader: maps a `Draw` to (tokens of `views` different cached views, label, uq_idx, labelled).
+    """`fetch` of a loader: maps a `Draw` to (tokens of `views` different cached views, label, uq_idx, mask).
 
     `views=None` gives the test view alone.
     """
@@ -111,16 +131,17 @@ class CachedViews(Dataset):
         self.labels, self.uq_idx = (
             torch.cat([getattr(part, name) for part in parts]).tolist() for name in ("labels", "uq_idx")
         )
-        self.labelled = len(data.labelled)
+        self.labelled_count = len(data.labelled)
 
     def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
         i = draw.index
         chosen = [None] if self.views is None else choose_views(self.seed, draw, self.cache.views, self.views)
-        return [self.cache.tokens(i, v) for v in chosen], self.labels[i], self.uq_idx[i], i < self.labelled
+        tokens = [self.cache.tokens(i, v) for v in chosen]
+        return tokens, self.labels[i], self.uq_idx[i], i < self.labelled_count
 
 
 class PixelViews(Dataset):
-    """The same views as `CachedViews` in pixels: a run that uses them sees what a cached run sees, through the trunk."""
+    """The views of `CachedViews` in pixels, for a run that is compared with a cached one."""
 
     def __init__(
         self, data: GCDData, available: int, *, seed: int = 0, views: int = 2, cache_seed: int = 0
@@ -141,7 +162,8 @@ def _key_of(index: int) -> Draw:
 def _check_views(views: int | None, available: int) -> None:
     if views is not None and not 1 <= views <= available:
         raise ValueError(
-            f"views={views}: a cache of {available} views serves 1 to {available} different ones; build one with more"
+            f"views={views}: a cache of {available} views serves 1 to {available} different ones; "
+            "build one with more"
         )
 
 
@@ -155,49 +177,60 @@ def _made_of(
     """Everything the tokens depend on."""
     if views < 1:
         raise ValueError(
-            f"views={views}: a cache needs at least one augmented view per image, two for training with two views"
+            f"views={views}: a cache needs at least one augmented view per image, "
+            "two for training with two views"
         )
     tokens, width = _token_shape(encoder)
     transforms = {"train transform": repr(data.train_transform), "test transform": repr(data.test_transform)}
     for name, text in transforms.items():
         if " at 0x" in text:
             raise ValueError(
-                f"the {name} is shown as {text}, which says nothing about what it does: give it a __repr__ with its parameters"
+                f"the {name} is shown as {text}, which says nothing about what it does: "
+                "give it a __repr__ with its parameters"
             )
     images = len(data.merged)
-    sample = (
-        hashlib.sha256()
-    )  # the split's hash knows positions only: some pixels tell two folders of equal counts apart
+    # The split's hash knows positions only: some pixels tell two folders of equal counts apart.
+    sample = hashlib.sha256()
     for i in sorted({images * k // 16 for k in range(16)}):
         image = data.merged[i][0]
         sample.update(f"{image.mode} {image.size}".encode() + image.tobytes())
     return {
-        "format": 1, "weights": encoder.trunk_fingerprint(), "grad_from_block": encoder.grad_from_block, **transforms,
-        "split": data.split_hash, "sampled images": sample.hexdigest(), "images": images, "views": views, "seed": seed,
-        "tokens": tokens, "width": width, "dtype": "float16" if half else "float32",
-    }  # fmt: skip
+        "format": 1,
+        "weights": encoder.trunk_fingerprint(),
+        "grad_from_block": encoder.grad_from_block,
+        **transforms,
+        "split": data.split_hash,
+        "sampled images": sample.hexdigest(),
+        "images": images,
+        "views": views,
+        "seed": seed,
+        "tokens": tokens,
+        "width": width,
+        "dtype": "float16" if half else "float32",
+    }
 
 
 def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
-    """How many images the directory holds; refuses one made of something else."""
+    """How many images the directory holds. A cache that was made of something else is refused."""
     path = directory / "cache.json"
     if not path.exists():
         if (directory / "tokens.bin").exists():
             raise ValueError(
-                f"{directory} has a tokens.bin but no cache.json: not a trunk cache, or a damaged one; choose another directory"
+                f"{directory} has a tokens.bin but no cache.json: not a trunk cache, or a damaged one; "
+                "choose another directory"
             )
         return 0
     try:
         record = json.loads(path.read_text())
-        done, found = int(record["done"]), dict(record["made of"])
+        done, theirs = int(record["done"]), dict(record["made of"])
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"{path} is damaged ({error!r}): delete the directory to build the cache again"
         ) from error
     differs = [
-        f"{key}: {found.get(key)} there, {made_of.get(key)} now"
-        for key in [*made_of, *(found.keys() - made_of)]
-        if found.get(key) != made_of.get(key)
+        f"{key}: {theirs.get(key)} there, {made_of.get(key)} now"
+        for key in [*made_of, *(theirs.keys() - made_of)]
+        if theirs.get(key) != made_of.get(key)
     ]
     if differs:
         raise ValueError(
@@ -207,6 +240,7 @@ def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
 
 
 def _write_record(directory: Path, made_of: dict[str, str | int], done: int) -> None:
+    # Not by `eagc_ops.files.atomic_write`: processes that build one cache together need different files.
     new = directory / f"cache.json.{os.getpid()}"
     with new.open("w") as file:
         json.dump({"done": done, "made of": made_of}, file, indent=1)
@@ -243,24 +277,29 @@ def _build(
     path = directory / "tokens.bin"
     if done and (not path.exists() or path.stat().st_size < done * image_bytes):
         raise ValueError(
-            f"{path} is shorter than its record says ({done} images): delete the directory to build the cache again"
+            f"{path} is shorter than its record says ({done} images): "
+            "delete the directory to build the cache again"
         )
     need, free = (images - done) * image_bytes, shutil.disk_usage(directory).free
     print(
-        f"trunk cache {directory}: {images} images x ({views} + 1) views x {tokens} x {width} {made_of['dtype']} = "
-        f"{images * image_bytes / 1e9:.3f} GB; {need / 1e9:.3f} GB to write, {free / 1e9:.1f} GB free",
+        f"trunk cache {directory}: {images} images x ({views} + 1) views x {tokens} x {width} "
+        f"{made_of['dtype']} = {images * image_bytes / 1e9:.3f} GB; "
+        f"{need / 1e9:.3f} GB to write, {free / 1e9:.1f} GB free",
         file=sys.stderr,
     )
     if need > free:
         raise OSError(
-            f"trunk cache {directory} needs {need / 1e9:.3f} GB, {free / 1e9:.3f} GB are free: store half precision or fewer views"
+            f"trunk cache {directory} needs {need / 1e9:.3f} GB, {free / 1e9:.3f} GB are free: "
+            "store half precision or fewer views"
         )
     if not done:
         _write_record(directory, made_of, 0)
     loader = DataLoader(
-        Subset(_AllViews(data, views, made_of["seed"]), range(done, images)), batch_size, num_workers=workers,
-        generator=torch.Generator(),  # else the global generator gives the workers' base seed
-    )  # fmt: skip
+        Subset(_AllViews(data, views, made_of["seed"]), range(done, images)),
+        batch_size,
+        num_workers=workers,
+        generator=torch.Generator(),  # without one the loader draws a base seed from the global generator
+    )
     device = next(encoder.parameters()).device
     path.touch()
     # Plain writes, not a writable memory map: a full disk is then an error and not a SIGBUS.
@@ -272,7 +311,8 @@ def _build(
             out = encoder.trunk(batch.flatten(0, 1).to(device)).detach().to(dtype)
             if out.shape[1:] != (tokens, width):
                 raise ValueError(
-                    f"the trunk gives tokens {tuple(out.shape[1:])}, not {(tokens, width)}: the image size is not the backbone's"
+                    f"the trunk gives tokens {tuple(out.shape[1:])}, not {(tokens, width)}: "
+                    "the image size is not the backbone's"
                 )
             if not out.isfinite().all():
                 raise ValueError(

@@ -1,13 +1,12 @@
-"""Files that are complete or absent: atomic writes, and checkpoints that hold tensors and JSON and know when they are damaged.
+"""Checkpoints: one safetensors file with tensors and JSON, which knows when it is damaged.
 
-A checkpoint is one safetensors file. Loading it runs no code from the file; a sha256 of its content is stored inside.
+Loading a checkpoint runs no code from the file. A sha256 of its content is stored inside.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,10 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
+from eagc_ops.files import atomic_write
+
+__all__ = ["CheckpointError", "load_checkpoint", "save_checkpoint", "tensor_digest"]
+
 FORMAT = "eagc-checkpoint-1"
 
 
@@ -25,22 +28,24 @@ class CheckpointError(RuntimeError):
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Write `tensors` and the JSON-ready `state` to `path`. Until the new file is complete, the old one stays."""
-    stored = {
-        name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)
-    }  # clone: no shared storage
+    """Write `tensors` and the JSON-ready `state` to `path`.
+
+    Until the new file is complete, the old one stays.
+    """
+    # Cloned, because safetensors refuses tensors that share storage.
+    stored = {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
     text = json.dumps(state, sort_keys=True, allow_nan=False)
-    atomic_write(
-        path, to_safetensors(stored, {"format": FORMAT, "state": text, "sha256": _digest(stored, text)})
-    )
+    metadata = {"format": FORMAT, "state": text, "sha256": _digest(stored, text)}
+    atomic_write(path, to_safetensors(stored, metadata))
 
 
 def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """(tensors on the CPU, state) of a checkpoint whose content is what was written."""
+    """(tensors on the CPU, state) of a checkpoint. A damaged file is a `CheckpointError`."""
     try:
         with safe_open(path, framework="pt") as file:
             metadata = file.metadata() or {}
-            tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118 (a handle, not a dictionary)
+            names = list(file.keys())
+            tensors = {name: file.get_tensor(name) for name in names}
     except FileNotFoundError as error:
         raise CheckpointError(f"{path} does not exist") from error
     except (SafetensorError, OSError) as error:
@@ -49,7 +54,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from error
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} is no checkpoint of this package (format {metadata.get('format')!r}, expected {FORMAT!r})"
+            f"{path} is no checkpoint of this package "
+            f"(format {metadata.get('format')!r}, expected {FORMAT!r})"
         )
     if metadata.get("sha256") != _digest(tensors, metadata.get("state", "")):
         raise CheckpointError(
@@ -58,28 +64,8 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     return tensors, json.loads(metadata["state"])
 
 
-def atomic_write(path: Path, data: bytes) -> None:
-    """Write `data` to a temporary file beside `path`, flush it to the disk, then rename it: a kill leaves the old file or the new one."""
-    partial = path.with_name(path.name + ".partial")
-    with open(partial, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the rename itself must reach the disk too
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def fingerprint(content: Any) -> str:
-    """sha256 of JSON-ready content."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True, allow_nan=False).encode()).hexdigest()
-
-
 def tensor_digest(tensors: Mapping[str, Tensor]) -> str:
-    """sha256 of names, types, shapes and bytes of tensors."""
+    """The sha256 of names, types, shapes and bytes of tensors."""
     return _digest({name: tensors[name].detach().cpu() for name in sorted(tensors)}, "")
 
 

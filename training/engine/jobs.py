@@ -1,10 +1,10 @@
-"""A set of runs: what of it is left to do, and doing it, several runs at a time. Finished runs are skipped, broken ones go on."""
+"""A set of runs, trained several at a time. Finished runs are skipped, and broken ones are continued."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from multiprocessing.queues import SimpleQueue
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import torch
 
 from eagc_ops.training.config import Config, ConfigError
-from eagc_ops.training.engine.loop import resume, train
 from eagc_ops.training.engine.run_folder import RunFolder
+
+__all__ = ["Job", "default_jobs", "run_jobs", "unfinished"]
 
 
 class Job(NamedTuple):
@@ -23,9 +24,8 @@ class Job(NamedTuple):
 
     config: Config
     folder: Path
-    facts: dict[
-        str, Any
-    ]  # what run.json must say if the folder exists: "trunk" and "split_hash", which paths alone do not tell
+    # The "trunk" and "split_hash" of the run in the folder, if there is one: paths alone do not tell them
+    facts: dict[str, Any]
     after: tuple[Path, ...] = ()  # folders of jobs, earlier in the list, that must be done first
 
 
@@ -35,30 +35,33 @@ def default_jobs(device: str = "auto") -> int:
 
 
 def unfinished(jobs: Sequence[Job], remedy: str = "choose another --output") -> list[Job]:
-    """The jobs that are not complete. A folder that holds another run is an error, which ends in `remedy`."""
+    """The jobs that are not complete.
+
+    A folder that holds a different run is an error, which ends in `remedy`.
+    """
     return [job for job in jobs if not _finished(job, remedy)]
 
 
-def run_jobs(jobs: Sequence[Job], at_a_time: int) -> Iterator[tuple[Job, dict[str, Any] | Exception]]:
-    """Do the jobs, `at_a_time` of them in as many processes (1: in this one), and give each with its result as it ends.
+def run_jobs(
+    jobs: Sequence[Job], at_a_time: int, run: Callable[[Job], dict[str, Any]]
+) -> Iterator[tuple[Job, dict[str, Any] | Exception]]:
+    """Do the jobs in `at_a_time` processes (1: in this one), and give each with its result as it ends.
 
-    A run that failed gives its exception; the others go on. On a machine with GPUs every process sees one of them.
+    A run that failed gives its exception, and the others go on. On a machine with GPUs every process sees one
+    of them. `run` trains one job; other processes import it, so it must be a top-level function.
     """
     if at_a_time == 1 or len(jobs) < 2:
         for job in jobs:
             try:
-                yield job, _run(job)
+                yield job, run(job)
             except Exception as error:
                 yield job, error
         return
     bars = os.environ.get("TQDM_DISABLE", "")
-    os.environ["TQDM_DISABLE"] = (
-        "1"  # read when a child imports tqdm: the bars of several processes would write into one another
-    )
-    context, gpus = (
-        multiprocessing.get_context("spawn"),
-        _gpus(),
-    )  # not forked: a child would inherit torch's threads in an unknown state
+    # Read when a child imports tqdm: the bars of several processes would write into one another.
+    os.environ["TQDM_DISABLE"] = "1"
+    # Spawned, not forked: a child would inherit torch's threads in an unknown state.
+    context, gpus = multiprocessing.get_context("spawn"), _gpus()
     devices = context.SimpleQueue()
     for i in range(at_a_time if gpus else 0):
         devices.put(gpus[i % len(gpus)])
@@ -69,7 +72,7 @@ def run_jobs(jobs: Sequence[Job], at_a_time: int) -> Iterator[tuple[Job, dict[st
             for job in [job for job in waiting if open_folders.isdisjoint(job.after)]:
                 waiting.remove(job)
                 try:
-                    running[pool.submit(_run, job)] = job
+                    running[pool.submit(run, job)] = job
                 except BrokenProcessPool as error:
                     open_folders.discard(job.folder)
                     yield job, error
@@ -86,38 +89,25 @@ def _finished(job: Job, remedy: str) -> bool:
     if not (job.folder / "run.json").exists():
         return False
     run = RunFolder.open(job.folder)
-    theirs = (
-        run.config.replace(k="estimate")
-        if job.config.k == "estimate" and "k_estimate" in run.facts
-        else run.config
-    )
-    if theirs.recipe() != job.config.recipe() or any(
-        run.facts[name] != value for name, value in job.facts.items()
-    ):
+    estimated = job.config.k == "estimate" and run.facts.k_estimate is not None
+    theirs = run.config.replace(k="estimate") if estimated else run.config
+    same_facts = all(getattr(run.facts, name) == value for name, value in job.facts.items())
+    if theirs.recipe() != job.config.recipe() or not same_facts:
         raise ConfigError(f"{job.folder} holds a run of other settings, data or weights: {remedy}")
     return run.result() is not None
 
 
-def _run(job: Job) -> dict[str, Any]:
-    config, folder = job.config, job.folder
-    if (folder / "run.json").exists():
-        return resume(folder, **{name: getattr(config, name) for name in config.machine_settings()})
-    for rest in folder.glob("*.partial"):  # killed while run.json was written: nothing has begun
-        rest.unlink()
-    return train(config, folder)
-
-
 def _gpus() -> list[str]:
     """The GPUs this process may use, as CUDA_VISIBLE_DEVICES names them."""
-    given = os.environ.get("CUDA_VISIBLE_DEVICES")
-    names = given.split(",") if given else [str(i) for i in range(torch.cuda.device_count())]
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    names = visible.split(",") if visible else [str(i) for i in range(torch.cuda.device_count())]
     return names[: torch.cuda.device_count()]
 
 
 def _start_process(devices: SimpleQueue | None) -> None:
-    # One thread per process: on busy cores small products lose more in thread hand-overs than they gain, and bits do not depend on cores.
+    # One thread per process: on busy cores small products lose more in thread hand-overs than they gain, and
+    # the bits do not depend on the number of cores.
     torch.set_num_threads(1)
     if devices is not None:
-        os.environ["CUDA_VISIBLE_DEVICES"] = (
-            devices.get()
-        )  # read when CUDA is first used, which has not happened yet
+        # Read when CUDA is first used, which has not happened yet.
+        os.environ["CUDA_VISIBLE_DEVICES"] = devices.get()

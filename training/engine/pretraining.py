@@ -1,4 +1,7 @@
-"""The encoder of `digits`: a small ViT pretrained without labels in a minute, and a check that its frozen features are worth anything."""
+"""Encoders of small data sets: a ViT pretrained without labels in a minute, and a check of its features.
+
+A data set that comes with a package has no published backbone, and random weights would show nothing.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,15 @@ from tqdm import tqdm
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint
-from eagc_ops.training.engine.loop import Loop
-from eagc_ops.training.methods.base import cosine
+from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.methods.losses import info_nce
 from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.models.optimization import cosine
 
-FILE, EPOCHS = "digits.safetensors", 10
+__all__ = ["EPOCHS", "PretrainedEncoder", "pretrained_encoder", "with_encoder"]
+
+BACKBONE = {"digits": "vit_digits"}  # by data set, the backbone that is pretrained on it
+EPOCHS = 10
 NEIGHBOURS, NEEDED = 5, 0.9  # k-NN accuracy of the frozen features; a weaker encoder shows nothing
 PRETRAINING = {
     "format": 2,
@@ -34,50 +40,57 @@ PRETRAINING = {
 }
 
 
-class DigitsEncoder(NamedTuple):
-    """Pretrained weights of `vit_digits`, and what they are worth."""
+class PretrainedEncoder(NamedTuple):
+    """Pretrained weights of a small ViT, and the quality of its features."""
 
     file: Path
     epochs: int
-    seconds: float | None  # it took to make them; None: they were there
+    seconds: float | None  # that pretraining took; None: the file was there before
     accuracy: float  # k-NN, of the frozen features
-    raw_accuracy: float  # of the pixels
+    raw_accuracy: float  # k-NN, of the pixels
 
     def __str__(self) -> str:
-        how = (
-            "done before, used again"
-            if self.seconds is None
-            else f"{self.epochs} epochs in {self.seconds:.0f} s"
+        if self.seconds is None:
+            how = "done before, used again"
+        else:
+            how = f"{self.epochs} epochs in {self.seconds:.0f} s"
+        return (
+            f"Pretraining without labels: {how}; {NEIGHBOURS}-NN accuracy of the frozen features "
+            f"{self.accuracy:.1%} (raw pixels {self.raw_accuracy:.1%})"
         )
-        worth = f"{NEIGHBOURS}-NN accuracy of the frozen features {self.accuracy:.1%} (raw pixels {self.raw_accuracy:.1%})"
-        return f"Pretraining without labels: {how}; {worth}"
 
     @property
     def fault(self) -> str | None:
         """Why runs with this encoder would show nothing; None if it is good enough."""
         if self.accuracy >= NEEDED:
             return None
-        return f"the encoder is too weak, {self.accuracy:.1%} < {NEEDED:.0%}: runs would show nothing; pretrain longer"
+        return (
+            f"the encoder is too weak, {self.accuracy:.1%} < {NEEDED:.0%}: runs would show nothing; "
+            "pretrain longer"
+        )
 
 
 def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = print) -> Config:
-    """The configuration, for `digits` with the pretrained encoder in `folder`: random weights would show nothing. Others as they are."""
-    if config.dataset != "digits" or config.backbone != "vit_digits":
+    """The configuration with the pretrained encoder in `folder` as its weights; it is made if needed.
+
+    A configuration whose data set has no such encoder, or with a different backbone, is returned unchanged.
+    """
+    if config.backbone != BACKBONE.get(config.dataset):
         return config
-    file = folder / FILE
+    file = folder / f"{config.dataset}.safetensors"
     if not file.exists():
-        Loop(
-            config.replace(k=None, trunk_cache=None)
-        )  # what is wrong with the settings shows before a minute of pretraining
-    encoder = digits_encoder(file, open_data("digits", config.root, image_size=config.image_size), EPOCHS)
+        # Wrong settings show here, before a minute of pretraining.
+        Experiment(config.replace(k=None, trunk_cache=None))
+    data = open_data(config.dataset, config.root, image_size=config.image_size)
+    encoder = pretrained_encoder(file, data, EPOCHS)
     say(encoder)
     return config.replace(weights=str(encoder.file))
 
 
-def digits_encoder(file: Path, data: GCDData, epochs: int) -> DigitsEncoder:
-    """The encoder in `file`, pretrained on all images of `data` first if the file is not there; what it is worth is kept with it."""
+def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEncoder:
+    """The encoder in `file`; without that file it is pretrained on all images of `data`, and judged."""
     key = {**PRETRAINING, "epochs": epochs, "images": [len(data.merged), data.channels, data.image_size]}
-    # Of several processes one makes it and the others wait; if it dies, the launcher ends them.
+    # One of several processes makes it, and the others wait; if that one dies, the launcher ends them.
     while not file.exists() and os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(0.5)
     if file.exists():
@@ -86,31 +99,32 @@ def digits_encoder(file: Path, data: GCDData, epochs: int) -> DigitsEncoder:
             raise ConfigError(
                 f"{file} was pretrained with other settings: delete it, or choose another --output"
             )
-        return DigitsEncoder(file, epochs, None, state["accuracy"], state["raw_accuracy"])
+        return PretrainedEncoder(file, epochs, None, state["accuracy"], state["raw_accuracy"])
     pixels = torch.stack([data.test_transform(data.merged[i][0]) for i in range(len(data.merged))])
     label = torch.cat([data.labelled.labels, data.unlabelled.labels])
     started = time.perf_counter()
     vit = pretrain(pixels, epochs)
     seconds = time.perf_counter() - started
     with torch.no_grad():
-        found, raw = (knn_accuracy(features, label) for features in (vit(pixels), pixels.flatten(1)))
+        accuracy = knn_accuracy(vit(pixels), label)
+        raw_accuracy = knn_accuracy(pixels.flatten(1), label)
     file.parent.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(file, vit.state_dict(), {"key": key, "accuracy": found, "raw_accuracy": raw})
-    return DigitsEncoder(file, epochs, seconds, found, raw)
+    save_checkpoint(file, vit.state_dict(), {"key": key, "accuracy": accuracy, "raw_accuracy": raw_accuracy})
+    return PretrainedEncoder(file, epochs, seconds, accuracy, raw_accuracy)
 
 
 def pretrain(pixels: Tensor, epochs: int) -> nn.Module:
-    """A `vit_digits` that tells images apart under small affine changes (InfoNCE) and redraws the unchanged image from its CLS token."""
+    """A small ViT for `pixels` (N, C, S, S).
+
+    It learns to tell images apart under small affine changes (InfoNCE), and to redraw the unchanged image
+    from its CLS token.
+    """
     size, settings = pixels.shape[-1], PRETRAINING
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         vit = load_backbone("vit_digits", image_size=size, channels=pixels.shape[1])
-        for (
-            name,
-            parameter,
-        ) in (
-            vit.named_parameters()
-        ):  # timm's deviation of 0.02 is for wide ViTs: at width 96 images would look alike
+        # timm's deviation of 0.02 is for wide ViTs: at width 96 all images would look alike.
+        for name, parameter in vit.named_parameters():
             if parameter.ndim == 2:
                 nn.init.trunc_normal_(parameter, std=parameter.shape[1] ** -0.5)
             elif name == "pos_embed":
@@ -120,49 +134,43 @@ def pretrain(pixels: Tensor, epochs: int) -> nn.Module:
             for out in (64, pixels[0].numel())
         )
         parameters = [*vit.parameters(), *project.parameters(), *redraw.parameters()]
-        optimiser = torch.optim.AdamW(parameters, settings["lr"], weight_decay=settings["weight_decay"])
+        optimizer = torch.optim.AdamW(parameters, settings["lr"], weight_decay=settings["weight_decay"])
         steps = len(pixels) // settings["batch_size"]
         for step in tqdm(range(epochs * steps), "pretraining", unit="step", mininterval=1):
             if step % steps == 0:
                 order = torch.randperm(len(pixels))
             warm_up = min(1.0, (step + 1) / steps)
-            optimiser.param_groups[0]["lr"] = warm_up * cosine(step, epochs * steps, settings["lr"], 0.0)
+            optimizer.param_groups[0]["lr"] = warm_up * cosine(step, epochs * steps, settings["lr"], 0.0)
             images = pixels[order[step % steps * settings["batch_size"] :][: settings["batch_size"]]]
             z = vit(torch.cat([affine(images), affine(images)]))
             contrast = info_nce(F.normalize(project(z), dim=1), settings["temperature"])
             loss = F.mse_loss(redraw(z), images.flatten(1).repeat(2, 1)) + settings["contrast"] * contrast
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             loss.backward()
-            optimiser.step()
+            optimizer.step()
     return vit
 
 
 def affine(images: Tensor, most: float = 0.1) -> Tensor:
-    """Every image (N, C, H, W) rotated by up to 10 degrees, and scaled, sheared and shifted by up to a tenth."""
+    """Images (N, C, H, W), each rotated by up to 10 degrees, scaled, sheared and shifted by up to a tenth."""
 
     def uniform(limit: float) -> Tensor:
         return (2 * torch.rand(len(images)) - 1) * limit
 
-    angle, scale, shear, dx, dy = (
-        uniform(math.radians(10)),
-        1 + uniform(most),
-        uniform(most),
-        uniform(2 * most),
-        uniform(2 * most),
-    )
-    x, y = (
-        torch.stack([scale * angle.cos(), shear - scale * angle.sin(), dx], 1),
-        torch.stack([scale * angle.sin(), scale * angle.cos(), dy], 1),
-    )
+    angle, scale, shear = uniform(math.radians(10)), 1 + uniform(most), uniform(most)
+    dx, dy = uniform(2 * most), uniform(2 * most)
+    x = torch.stack([scale * angle.cos(), shear - scale * angle.sin(), dx], 1)
+    y = torch.stack([scale * angle.sin(), scale * angle.cos(), dy], 1)
     grid = F.affine_grid(torch.stack([x, y], 1), list(images.shape), align_corners=False)
     dark = images.min()  # the background, where the grid leaves the image
     return F.grid_sample(images - dark, grid, align_corners=False) + dark
 
 
 def knn_accuracy(features: Tensor, label: Tensor, neighbours: int = NEIGHBOURS) -> float:
-    """Share of rows whose true label is the most frequent one among their nearest other rows, by cosine (leave-one-out).
+    """Share of rows whose label is the most frequent one among their nearest other rows, by cosine.
 
-    >>> knn_accuracy(torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]]), torch.tensor([0, 0, 1, 0]), neighbours=1)
+    >>> features = torch.tensor([[1.0, 0.0], [1.0, 0.1], [0.0, 1.0], [0.1, 1.0]])
+    >>> knn_accuracy(features, torch.tensor([0, 0, 1, 0]), neighbours=1)
     0.5
     """
     unit = F.normalize(features, dim=1)

@@ -1,53 +1,44 @@
-"""The folder of a run: what was run (run.json), what happened (metrics.jsonl, tensorboard/), what came out (result.json).
+"""The folder of a run: its settings, its history and its result.
 
-run.json            configuration with every field, versions, git commit, split hash, counts
-metrics.jsonl       one JSON object per line: "step" lines and "epoch" lines; "diagnosis" lines if they were asked for
+run.json            configuration with every setting, facts (data, trunk, sizes), versions, commit
+metrics.jsonl       one JSON object per line: kinds "step", "epoch", and "diagnosis" if asked for
+tensorboard/        the numbers of metrics.jsonl as scalars
 last.safetensors    checkpoint to resume from and to evaluate
 best.safetensors    weights of the epoch with the best All on the unlabelled set
-result.json         All / Old / New of the last and of the best epoch, warnings; written when the run is complete
+result.json         All / Old / New of the last and the best epoch, warnings; written when the run is complete
 """
 
 from __future__ import annotations
 
-import importlib.metadata
 import json
 import math
-import platform
-import subprocess
 from pathlib import Path
 from typing import Any
 
+from eagc_ops import environment
+from eagc_ops.files import atomic_write
 from eagc_ops.training.config import Config, ConfigError, from_json
-from eagc_ops.training.engine.checkpoint import atomic_write
+from eagc_ops.training.engine.facts import RunFacts
 
-PACKAGES = (
-    "eagc-ops",
-    "torch",
-    "torchvision",
-    "timm",
-    "accelerate",
-    "numpy",
-    "scipy",
-    "scikit-learn",
-    "safetensors",
-)
+__all__ = ["RunFolder", "finite"]
 
 
 class RunFolder:
-    """A run on disk. `main=False` (other processes of a distributed run) reads but never writes."""
+    """A run on disk. `main=False` (the other processes of a distributed run) reads but never writes."""
 
-    def __init__(self, path: Path, config: Config, facts: dict[str, Any], main: bool = True) -> None:
+    def __init__(self, path: Path, config: Config, facts: RunFacts, main: bool = True) -> None:
         self.path, self.config, self.facts, self.main = path, config, facts, main
         self.last, self.best = path / "last.safetensors", path / "best.safetensors"
         self._metrics = self._board = None
 
     @classmethod
-    def create(cls, path: str | Path, config: Config, facts: dict[str, Any], main: bool = True) -> RunFolder:
-        """A new run. `facts`: what the data and the backbone turned out to be."""
-        folder = cls(Path(path), config, {**facts, "versions": versions(), "git_commit": git_commit()}, main)
+    def create(cls, path: str | Path, config: Config, facts: RunFacts, main: bool = True) -> RunFolder:
+        """A new run. The versions and the commit of now are added to its facts."""
+        facts = facts.replace(versions=environment.versions(), commit=environment.commit())
+        folder = cls(Path(path), config, facts, main)
         if main:
             folder.path.mkdir(parents=True, exist_ok=True)
-            folder._write("run.json", {"config": config.to_json(), **folder.facts})
+            folder._write("run.json", {"config": config.to_json(), **facts.to_json()})
         return folder
 
     @classmethod
@@ -57,6 +48,7 @@ class RunFolder:
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             config = from_json(content.pop("config"))
+            facts = RunFacts.from_json(content)
         except FileNotFoundError as error:
             raise ConfigError(f"{path} is not a run folder: it has no run.json") from error
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError) as error:
@@ -65,28 +57,30 @@ class RunFolder:
             ) from error
         except ConfigError as error:
             raise ConfigError(f"{file}: {error}") from error
-        return cls(Path(path), config, content, main)
+        return cls(Path(path), config, facts, main)
 
     def start_logs(self, epoch: int, position: int, step: int) -> None:
-        """Open the logs where the run goes on: next comes batch `position` of `epoch`, optimiser step `step`.
+        """Open the logs. The run goes on with batch `position` of `epoch`, which is optimizer step `step`.
 
-        Lines from there on, written between the checkpoint and a kill, are taken out.
+        Later lines, written between the checkpoint and a kill, are taken out.
         """
         if not self.main:
             return
-        from torch.utils.tensorboard import SummaryWriter
+        from torch.utils.tensorboard import (
+            SummaryWriter,  # takes a second to import, and readers do not need it
+        )
 
         kept = [
             line
             for line in self.metrics()
             if (line["epoch"], line.get("position", math.inf)) < (epoch, position)
         ]
-        atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept).encode())
+        atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
         self._board = SummaryWriter(self.path / "tensorboard", purge_step=step)
 
     def log(self, kind: str, step: int, values: dict[str, Any]) -> None:
-        """One line of metrics.jsonl; its numbers also become TensorBoard scalars at optimiser step `step`."""
+        """Write a line of metrics.jsonl; its numbers become TensorBoard scalars at optimizer step `step`."""
         if self._metrics is None:
             return
         values = finite(values)
@@ -97,60 +91,34 @@ class RunFolder:
                 self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl; a last line that a kill cut short is left out."""
+        """The lines of metrics.jsonl. A last line that a kill cut short is left out."""
         file = self.path / "metrics.jsonl"
         lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
         return [json.loads(line) for line in lines]
 
     def result(self) -> dict[str, Any] | None:
-        """What `finish` wrote, or None while the run is not complete."""
+        """The result that `finish` wrote, or None while the run is not complete."""
         file = self.path / "result.json"
         return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
 
     def finish(self, result: dict[str, Any]) -> None:
+        """Write result.json: the run is complete."""
         if self.main:
             self._write("result.json", result)
 
     def close(self) -> None:
+        """Close the logs."""
         for log in (self._metrics, self._board):
             if log is not None:
                 log.close()
         self._metrics = self._board = None
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
-        atomic_write(self.path / name, (json.dumps(content, indent=2) + "\n").encode())
-
-
-def versions() -> dict[str, str | None]:
-    """Versions of Python and of the packages that decide the numbers; None where a package is missing."""
-
-    def version(package: str) -> str | None:
-        try:
-            return importlib.metadata.version(package)
-        except importlib.metadata.PackageNotFoundError:
-            return None
-
-    return {"python": platform.python_version(), **{package: version(package) for package in PACKAGES}}
-
-
-def git_commit() -> str | None:
-    """Commit of the checkout this package runs from, with "+changes" if files differ; None outside a checkout."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(
-            ["git", *arguments], cwd=Path(__file__).parent, capture_output=True, text=True, check=True
-        ).stdout.strip()
-
-    try:
-        return git("rev-parse", "HEAD") + (
-            "+changes" if git("status", "--porcelain", "--untracked-files=no") else ""
-        )
-    except (OSError, subprocess.CalledProcessError):
-        return None
+        atomic_write(self.path / name, json.dumps(content, indent=2) + "\n")
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """NaN and infinities are not JSON: None stands for "no such number" (New where no image is new)."""
+    """The values with None for NaN and infinities, which JSON does not have (New where no image is new)."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()

@@ -1,7 +1,7 @@
-"""Semi-supervised k-means: points whose cluster is given keep it, the others go to the nearest centre. Plain (GCD) or balanced (SelEx).
+"""Semi-supervised k-means: fixed points keep their cluster, the others go to the nearest center.
 
-All work is done by matrix products on the device of the points; the random numbers come from a CPU generator, so that they are the
-same on every device.
+It is plain (GCD) or balanced (SelEx). All work is done by matrix products on the device of the points; the
+random numbers come from a CPU generator, so that they are the same on every device.
 
 >>> points = torch.tensor([[0.0], [0.1], [5.0], [5.2], [9.0], [9.1]])
 >>> fixed = torch.tensor([0, -1, -1, -1, -1, -1])  # the first point belongs to cluster 0, the others are free
@@ -25,27 +25,38 @@ class Clusters(NamedTuple):
     """N points in K clusters."""
 
     labels: Tensor  # (N,) int64
-    centres: Tensor  # (K, D)
-    inertia: float  # sum of squared distances to the centres before their last update: own centre if fixed, nearest one if free
+    centers: Tensor  # (K, D)
+    # Sum of squared distances, before the last update, to the own center (fixed) or to the nearest (free)
+    inertia: float
 
 
 @torch.no_grad()
 def semi_supervised_kmeans(
-    points: Tensor, fixed: Tensor, k: int, *, generator: torch.Generator, cluster_size: int | None = None, restarts: int = 1,
-    iterations: int = 10, tolerance: float = 1e-4, progress: str | None = None,
-) -> Clusters:  # fmt: skip
+    points: Tensor,
+    fixed: Tensor,
+    k: int,
+    *,
+    generator: torch.Generator,
+    cluster_size: int | None = None,
+    restarts: int = 1,
+    iterations: int = 10,
+    tolerance: float = 1e-4,
+    progress: str | None = None,
+) -> Clusters:
     """Cluster `points` (N, D) into `k` clusters.
 
-    The first centre of a cluster with fixed points is their mean; the other first centres are chosen among the free points by k-means++.
-    With `cluster_size`, stage A comes first: iteration t = 0, 1, ... moves points out of overfull clusters in t rounds and updates only the
-    centres of clusters without fixed points. Stage B is ordinary: all centres are the means of their points.
+    The first center of a cluster with fixed points is their mean; the other first centers are chosen among
+    the free points by k-means++. With `cluster_size`, stage A comes first: iteration t = 0, 1, ... moves
+    points out of overfull clusters in t rounds, and updates only the centers of clusters without fixed
+    points. Stage B is ordinary: all centers are the means of their points.
 
     Args:
         fixed: (N,) int64, the cluster of a fixed point, -1 for a free one.
         generator: CPU generator of the k-means++ draws.
-        cluster_size: most points of a cluster in stage A, fixed ones included; None: no stage A (the k-means of GCD).
-        restarts: the one with the lowest inertia is returned; inside one, the iteration with the lowest.
-        iterations: hard cap of each stage. A stage ends sooner when (sum of the centres' shifts)^2 < `tolerance`.
+        cluster_size: most points of a cluster in stage A, fixed ones included; None: no stage A (as in GCD).
+        restarts: the iteration with the lowest inertia of all restarts is returned.
+        iterations: hard cap of each stage. A stage ends sooner when (sum of the centers' shifts)^2 <
+            `tolerance`.
         progress: text before a progress bar over the iterations; None: no bar.
     """
     _check(points, fixed, k, cluster_size, restarts, iterations)
@@ -59,20 +70,19 @@ def semi_supervised_kmeans(
         task = _Task(points, fixed, k)
         best: Clusters | None = None
         for _ in range(restarts):
-            centres = task.first_centres(generator)
+            centers = task.first_centers(generator)
             for stage in stages:
-                room = (
-                    cluster_size - task.fixed_count if stage == "capacity" else None
-                )  # for free points; below 0: for none
+                # For free points; below 0 there is none.
+                room = cluster_size - task.fixed_count if stage == "capacity" else None
                 for t in range(iterations):
-                    free_labels, inertia = task.assign(centres, room, rounds=t)
+                    free_labels, inertia = task.assign(centers, room, rounds=t)
                     moved = task.update(
-                        centres, free_labels, task.without_fixed if stage == "capacity" else None
+                        centers, free_labels, task.without_fixed if stage == "capacity" else None
                     )
                     if best is None or inertia < best.inertia:
                         best = Clusters(task.labels(free_labels), moved, inertia)
-                    shift = (moved - centres).norm(dim=1).sum().item()
-                    centres = moved
+                    shift = (moved - centers).norm(dim=1).sum().item()
+                    centers = moved
                     bar.update()
                     if shift**2 < tolerance:
                         bar.update(iterations - 1 - t)
@@ -81,13 +91,16 @@ def semi_supervised_kmeans(
 
 
 @torch.no_grad()
-def kmeans_plus_plus(points: Tensor, centres: Tensor, count: int, generator: torch.Generator) -> Tensor:
-    """`count` of the `points` (N, D), drawn one after the other with probability proportional to the squared distance to the nearest of
-    `centres` (c, D) and of those drawn before; the very first (c = 0) uniformly. Returns (count, D)."""
+def kmeans_plus_plus(points: Tensor, centers: Tensor, count: int, generator: torch.Generator) -> Tensor:
+    """`count` of the `points` (N, D), drawn one after the other: (count, D).
+
+    The probability is proportional to the squared distance to the nearest of `centers` (c, D) and of the
+    points drawn before; without any of them (c = 0) the first is drawn uniformly.
+    """
     lengths = points.square().sum(1)
     nearest = (
-        squared_distances(points, centres, lengths).amin(1)
-        if len(centres)
+        squared_distances(points, centers, lengths).amin(1)
+        if len(centers)
         else torch.full_like(lengths, torch.inf)
     )
     chosen = points.new_empty(count, points.shape[1])
@@ -99,13 +112,13 @@ def kmeans_plus_plus(points: Tensor, centres: Tensor, count: int, generator: tor
     return chosen
 
 
-def squared_distances(points: Tensor, centres: Tensor, lengths: Tensor) -> Tensor:
-    """|x - c|^2 of points (N, D), whose squared `lengths` (N,) are known, and centres (K, D): (N, K), by one matrix product."""
-    return torch.addmm(lengths[:, None] + centres.square().sum(1), points, centres.T, alpha=-2).clamp_(min=0)
+def squared_distances(points: Tensor, centers: Tensor, lengths: Tensor) -> Tensor:
+    """|x - c|^2 (N, K) of points (N, D), whose squared `lengths` (N,) are known, and centers (K, D)."""
+    return torch.addmm(lengths[:, None] + centers.square().sum(1), points, centers.T, alpha=-2).clamp_(min=0)
 
 
 class _Task:
-    """Points, constraints, and what does not change from iteration to iteration."""
+    """Points, constraints, and the numbers that stay the same in all iterations."""
 
     def __init__(self, points: Tensor, fixed: Tensor, k: int) -> None:
         is_fixed = fixed >= 0
@@ -116,39 +129,41 @@ class _Task:
         self.without_fixed = self.fixed_count == 0
         self.free_lengths = self.free.square().sum(1)
 
-    def first_centres(self, generator: torch.Generator) -> Tensor:
-        centres = self.fixed_sum / self.fixed_count.clamp(min=1)[:, None]
-        pool = (
-            self.free if len(self.free) else self.points
-        )  # nothing is free: the clusters without fixed points stay empty
-        centres[self.without_fixed] = kmeans_plus_plus(
-            pool, centres[~self.without_fixed], int(self.without_fixed.sum()), generator
+    def first_centers(self, generator: torch.Generator) -> Tensor:
+        centers = self.fixed_sum / self.fixed_count.clamp(min=1)[:, None]
+        # If nothing is free, the clusters without fixed points stay empty.
+        pool = self.free if len(self.free) else self.points
+        centers[self.without_fixed] = kmeans_plus_plus(
+            pool, centers[~self.without_fixed], int(self.without_fixed.sum()), generator
         )
-        return centres
+        return centers
 
-    def assign(self, centres: Tensor, room: Tensor | None, rounds: int) -> tuple[Tensor, float]:
+    def assign(self, centers: Tensor, room: Tensor | None, rounds: int) -> tuple[Tensor, float]:
         """Clusters of the free points, and the inertia."""
-        distance = squared_distances(self.free, centres, self.free_lengths)
+        distance = squared_distances(self.free, centers, self.free_lengths)
         nearest, labels = distance.min(1)
-        inertia = nearest.sum() + (self.fixed_points - centres[self.fixed_labels]).square().sum()
+        inertia = nearest.sum() + (self.fixed_points - centers[self.fixed_labels]).square().sum()
         for _ in range(rounds if room is not None else 0):
             labels = _balance(distance, labels, room)
         return labels, inertia.item()
 
-    def update(self, centres: Tensor, free_labels: Tensor, movable: Tensor | None) -> Tensor:
-        """Means of the clusters. An empty cluster keeps its centre: the mean of nothing would be NaN, and NaN attracts every point."""
+    def update(self, centers: Tensor, free_labels: Tensor, movable: Tensor | None) -> Tensor:
+        """Means of the clusters.
+
+        An empty cluster keeps its center: a mean of nothing is NaN, which attracts all points.
+        """
         total, count = _sums(self.free, free_labels, self.k)
         count = count + self.fixed_count
         means = (self.fixed_sum + total) / count.clamp(min=1)[:, None]
         changes = count > 0 if movable is None else (count > 0) & movable
-        return torch.where(changes[:, None], means, centres)
+        return torch.where(changes[:, None], means, centers)
 
     def labels(self, free_labels: Tensor) -> Tensor:
         return self.fixed.index_copy(0, self.where_free, free_labels)
 
 
 def _balance(distance: Tensor, labels: Tensor, room: Tensor) -> Tensor:
-    """One round: clusters with more than `room` (K,) points release the farthest of them, which go to the nearest cluster that had room."""
+    """One round: clusters of more than `room` (K,) points release the farthest to the nearest with room."""
     count = labels.bincount(minlength=len(room))
     own = distance.gather(1, labels[:, None])[:, 0]
     order = own.argsort(stable=True)
@@ -161,7 +176,10 @@ def _balance(distance: Tensor, labels: Tensor, room: Tensor) -> Tensor:
 
 
 def _sums(points: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Sum (k, D) and number (k,) of the points of every cluster. A matrix product: scattered additions have no fixed order on a GPU."""
+    """Sum (k, D) and number (k,) of the points of every cluster.
+
+    It is a matrix product, because scattered additions have no fixed order on a GPU.
+    """
     member = labels == torch.arange(k, device=labels.device)[:, None]  # (k, N)
     return member.to(points.dtype) @ points, member.sum(1)
 
@@ -174,18 +192,21 @@ def _check(
             f"points must be (N, D) floating with N >= 1, got {tuple(points.shape)} {points.dtype}"
         )
     if not points.isfinite().all():
-        raise ValueError("points are not finite: a NaN would draw every point to one centre")
+        raise ValueError("points are not finite: a NaN would draw every point to one center")
     if fixed.shape != points.shape[:1] or fixed.dtype != torch.int64 or fixed.device != points.device:
         raise ValueError(
-            f"fixed must be int64 ({len(points)},) on {points.device}, got {fixed.dtype} {tuple(fixed.shape)} on {fixed.device}"
+            f"fixed must be int64 ({len(points)},) on {points.device}, "
+            f"got {fixed.dtype} {tuple(fixed.shape)} on {fixed.device}"
         )
     if k < 1 or not (fixed.min() >= -1 and fixed.max() < k):
         raise ValueError(
-            f"fixed must hold -1 (free) or a cluster below k={k}, got values from {fixed.min()} to {fixed.max()}"
+            f"fixed must hold -1 (free) or a cluster below k={k}, "
+            f"got values from {fixed.min()} to {fixed.max()}"
         )
     if cluster_size is not None and cluster_size * k < len(points):
         raise ValueError(
-            f"cluster_size={cluster_size}: {k} clusters of it do not hold {len(points)} points; pass {-(-len(points) // k)}"
+            f"cluster_size={cluster_size}: {k} clusters of it do not hold {len(points)} points; "
+            f"pass {-(-len(points) // k)}"
         )
     if restarts < 1 or iterations < 1:
         raise ValueError(f"restarts={restarts} and iterations={iterations} must be at least 1")

@@ -1,9 +1,10 @@
-"""LegoGCD: SimGCD that keeps what it knows, with an entropy term on confident known-class predictions and a KL term between views.
+"""LegoGCD: SimGCD with an entropy term on confident known-class predictions, and a KL term between views.
 
     L_GCD = L_SimGCD + (1 - w) L_DKL + 2 L_LER
 
-The terms are kept as published where one would write them otherwise today: the pseudo-label of L_LER carries gradients, L_DKL takes a
-softmax of probabilities, and the marginal estimate is made of softmax(c) at temperature 1, which is almost flat for cosines.
+Three published details are kept, although one might expect something else: the pseudo-label of L_LER carries
+gradients, L_DKL takes a softmax of probabilities, and the marginal estimate is a mean of softmax(c) at
+temperature 1, which is almost flat for cosines.
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eagc_ops.training.config import LegoGCDConfig
-from eagc_ops.training.methods.base import Loss, Problem, Rows, register
+from eagc_ops.training.data.rows import Rows
+from eagc_ops.training.methods.base import Problem, register
 from eagc_ops.training.methods.simgcd import SimGCD
+from eagc_ops.training.models.method import Loss
 
 # Written into the published code
 LER_WEIGHT = 2.0
@@ -25,7 +28,7 @@ QHAT_MOMENTUM = 0.999
 
 @register("legogcd")
 class LegoGCD(SimGCD):
-    """SimGCD's heads, and qhat: the running mean prediction (K,), which belongs to the state of a run."""
+    """SimGCD's heads, and the buffer qhat (K,), the running mean prediction."""
 
     Config = LegoGCDConfig
     qhat: Tensor
@@ -37,13 +40,10 @@ class LegoGCD(SimGCD):
     def loss(self, outputs: tuple[Tensor, Tensor], rows: Rows) -> Loss:
         config, logits = self.config, outputs[0]
         supervised, unsupervised, terms = super().loss(outputs, rows)
-        known = confident_known(
-            logits, rows.labelled, self.problem.known, config.threshold, config.student_temp
-        )
+        known = confident_known(logits, rows.mask, self.problem.known, config.threshold, config.student_temp)
         terms |= {"ler": local_entropy(logits, known, self.qhat), "ler_rows": known.float().mean()}
-        unsupervised = (
-            unsupervised + LER_WEIGHT * terms["ler"]
-        )  # outside the mix of w and 1 - w, from the first step on
+        # Outside the mix of w and 1 - w, and from the first step on
+        unsupervised = unsupervised + LER_WEIGHT * terms["ler"]
         if config.dual_view_kl:
             terms["dkl"] = dual_view_kl(logits, config.student_temp)
             unsupervised = unsupervised + (1 - config.sup_weight) * terms["dkl"]
@@ -58,18 +58,19 @@ class LegoGCD(SimGCD):
 
 
 def confident_known(
-    logits: Tensor, labelled: Tensor, known: int, threshold: float, temperature: float = 0.1
+    logits: Tensor, mask: Tensor, known: int, threshold: float, temperature: float = 0.1
 ) -> Tensor:
-    """(n,) bool: the unlabelled rows whose most likely class is a known one, of probability `threshold` or more."""
+    """(n,) bool: unlabelled rows whose most likely class is known and has probability `threshold` or more."""
     confidence, most_likely = F.softmax(logits.detach() / temperature, dim=1).max(1)
-    return ~labelled & (confidence >= threshold) & (most_likely < known)
+    return ~mask & (confidence >= threshold) & (most_likely < known)
 
 
 def local_entropy(logits: Tensor, selected: Tensor, qhat: Tensor) -> Tensor:
-    """LER: cross-entropy of softmax(c / t) against softmax(c / t + 0.4 log qhat), t = 0.05, on `selected` rows (n,) of `logits` (n, K).
+    """LER: cross-entropy of softmax(c / t) against softmax(c / t + 0.4 log qhat), t = 0.05.
 
-    The mean is over all n rows, so the term weighs more the more rows are selected. Both factors carry gradients: with an even qhat it
-    is the entropy, and minimising it sharpens the prediction.
+    It is taken on the `selected` rows (n,) of `logits` (n, K). The mean is over all n rows, so the term
+    weighs more if more rows are selected. Both factors carry gradients: with an even qhat the term is the
+    entropy, and minimising it sharpens the prediction.
     """
     sharp = logits / LER_TEMPERATURE
     per_row = -(F.softmax(sharp, dim=1) * F.log_softmax(sharp + MARGIN * qhat.log(), dim=1)).sum(1)
@@ -77,6 +78,6 @@ def local_entropy(logits: Tensor, selected: Tensor, qhat: Tensor) -> Tensor:
 
 
 def dual_view_kl(logits: Tensor, temperature: float = 0.1) -> Tensor:
-    """DKL: sum_k p1 (log softmax(p1) - log softmax(p2)) with p = softmax(c / t) of the first and the second view, mean over images."""
+    """DKL: sum_k p1 (log softmax(p1) - log softmax(p2)), mean over images; p = softmax(c / t) of a view."""
     first, second = F.softmax(logits / temperature, dim=1).chunk(2)
     return (first * (F.log_softmax(first, dim=1) - F.log_softmax(second, dim=1))).sum(1).mean()

@@ -1,9 +1,12 @@
-"""SelEx: self-expertise on a hierarchy of clusters. No classifier: clusters come from semi-supervised k-means at the start of every epoch.
+"""SelEx: self-expertise on a hierarchy of clusters.
+
+There is no classifier: clusters come from semi-supervised k-means at the start of every epoch.
 
     L_GCD = (1 - w) L_u + w L_s / 2,      w = sup_weight
 
-L_u, unsupervised self-expertise: pairs of images are told apart by soft targets, the more so the more levels hold them for different.
-L_s, supervised self-expertise: SupCon by true labels, and by the clusters of each level on ever shorter slices of the embedding.
+L_u, unsupervised self-expertise: soft targets push two images apart, the more levels separate them.
+L_s, supervised self-expertise: SupCon by true labels, and by the clusters of each level on ever shorter
+slices of the embedding.
 All similarities are negative Euclidean distances of the unit-norm embedding f.
 """
 
@@ -16,11 +19,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eagc_ops.training.config import ConfigError, SelExConfig
-from eagc_ops.training.data import draw_key
-from eagc_ops.training.methods.base import Features, Loss, Method, Problem, Prototypes, Rows, register
+from eagc_ops.training.data.loaders import draw_key
+from eagc_ops.training.data.rows import Rows
+from eagc_ops.training.methods.base import Features, Method, Problem, register
 from eagc_ops.training.methods.clustering import Clusters, semi_supervised_kmeans
 from eagc_ops.training.methods.losses import sup_con_of_similarities
-from eagc_ops.training.methods.simgcd import projector
+from eagc_ops.training.models.distributed import rank_and_world
+from eagc_ops.training.models.heads import Prototypes, projector
+from eagc_ops.training.models.method import Loss
 
 
 @register("selex")
@@ -35,22 +41,24 @@ class SelEx(Method):
         self.levels = hierarchy(problem.known, problem.classes - problem.known)
         if config.embedding_dim < 2 ** len(self.levels):
             raise ConfigError(
-                f"embedding_dim={config.embedding_dim}: halved at {len(self.levels)} levels; use {2 ** len(self.levels)} or more"
+                f"embedding_dim={config.embedding_dim}: halved at {len(self.levels)} levels; "
+                f"use {2 ** len(self.levels)} or more"
             )
         self.projector = projector(problem.dim)
         self.embedding = Prototypes(256, config.embedding_dim)
-        # Of this epoch, by level: the cluster of every image, and the radius of every cluster (levels have fewer clusters than level 0)
+        # Of this epoch, by level: the cluster of every image, and the radius of every cluster. Level 0 has
+        # the most.
         self.register_buffer("clusters", torch.full((len(self.levels), problem.images), -1))
         self.register_buffer(
             "radii", torch.zeros(len(self.levels), max(old + new for old, new in self.levels))
         )
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
-        """(n, D) -> embeddings (n, embedding_dim), and the features u (n, D) that are clustered, without a gradient."""
+        """(n, D) -> embeddings (n, embedding_dim), and clustered features u (n, D) without a gradient."""
         u = self.mlp_head(z)
         return self.embedding(self.projector(u)), u.detach()
 
-    # Clusters ------------------------------------------------------------------------------------------------------------------------
+    # Clusters -----------------------------------------------------------------------------------------------
 
     def start_epoch(self, epoch: int, features: Features) -> None:
         """Clusters of all images at all levels, from their first augmented view."""
@@ -58,48 +66,55 @@ class SelEx(Method):
         generator = torch.Generator().manual_seed(draw_key(self.config.seed, epoch, -2))
         for i, level in enumerate(self.cluster_hierarchy(self.unit_features(z), label, generator)):
             self.clusters[i, uq_idx] = level.labels
-            self.radii[i, : len(level.centres)] = radii(level.centres)
-        if dist.is_initialized():  # rounding on another device must not give a process other clusters
+            self.radii[i, : len(level.centers)] = radii(level.centers)
+        if dist.is_initialized():  # rounding on a different device must not give a process different clusters
             dist.broadcast(self.clusters, 0)
             dist.broadcast(self.radii, 0)
 
     def cluster_hierarchy(self, x: Tensor, label: Tensor, generator: torch.Generator) -> list[Clusters]:
-        """Clusters of unit features `x` (N, D) at every level. `label` (N,): true class of labelled images, -1 on the others."""
+        """Clusters of unit features `x` (N, D) at every level.
+
+        `label` (N,): true class of labelled images, -1 on the others.
+        """
         first = self.cluster(x, label, sum(self.levels[0]), generator, "k-means, level 0")
-        found, known = (
-            [first],
-            first.labels < self.levels[0][0],
-        )  # all labelled images, and the unlabelled ones that joined their classes
+        # All labelled images, and the unlabelled ones that joined their classes
+        known = first.labels < self.levels[0][0]
+        clusters = [first]
         for i, (old, new) in enumerate(self.levels[1:], 1):
-            # Always from the prototypes of level 0: levels are not nested
-            prototypes = first.centres[: self.levels[0][0]].double().cpu().numpy()
+            # Always from the prototypes of level 0: levels are not nested.
+            prototypes = first.centers[: self.levels[0][0]].double().cpu().numpy()
             groups = torch.from_numpy(KMeans(old, n_init=10, random_state=0).fit_predict(prototypes)).to(
                 label
             )
             fixed = torch.where(known, groups[first.labels.clamp(max=len(groups) - 1)], -1)
-            found.append(self.cluster(x, fixed, old + new, generator, f"k-means, level {i}"))
+            clusters.append(self.cluster(x, fixed, old + new, generator, f"k-means, level {i}"))
         if self.config.published_order:
-            # The published code returns these labels in the order [predicted known, predicted novel] and reads them in that of the images,
-            # [labelled, unlabelled]: image p gets the label of image order[p]. Labelled images come first in both and are right.
+            # The published code returns these labels in the order [predicted known, predicted novel] and
+            # reads them in the order of the images, [labelled, unlabelled]: image p gets the label of image
+            # order[p]. Labelled images come first in both orders, so their labels are right.
             order = torch.cat([known.nonzero(), (~known).nonzero()]).flatten()
-            found[1:] = [level._replace(labels=level.labels[order]) for level in found[1:]]
-        return found
+            clusters[1:] = [level._replace(labels=level.labels[order]) for level in clusters[1:]]
+        return clusters
 
     def cluster(
         self, x: Tensor, fixed: Tensor, k: int, generator: torch.Generator, name: str, restarts: int = 1
     ) -> Clusters:
-        config, main = self.config, not dist.is_initialized() or dist.get_rank() == 0
-        size = -(-len(x) // k) if config.balanced else None
         return semi_supervised_kmeans(
-            x, fixed, k, generator=generator, cluster_size=size, restarts=restarts, iterations=config.kmeans_iterations,
-            progress=name if main else None,
-        )  # fmt: skip
+            x,
+            fixed,
+            k,
+            generator=generator,
+            cluster_size=-(-len(x) // k) if self.config.balanced else None,
+            restarts=restarts,
+            iterations=self.config.kmeans_iterations,
+            progress=name if rank_and_world()[0] == 0 else None,
+        )
 
     def unit_features(self, z: Tensor) -> Tensor:
         return torch.cat([F.normalize(self.mlp_head(chunk).float(), dim=1) for chunk in z.split(4096)])
 
     def predict(self, features: Features) -> Tensor:
-        """The official evaluation: test transform, labelled images as constraints, restarts. Not the clusters of the epoch's start."""
+        """The official evaluation: new k-means, test transform, labelled images as constraints."""
         (labelled, label), (unlabelled, _) = features.labelled(), features.unlabelled()
         fixed = torch.cat([label, label.new_full((len(unlabelled),), -1)])
         generator = torch.Generator().manual_seed(draw_key(self.config.seed, -1, 5))
@@ -108,7 +123,7 @@ class SelEx(Method):
             x, fixed, self.problem.classes, generator, "k-means, evaluation", restarts
         ).labels[len(labelled) :]
 
-    # Losses --------------------------------------------------------------------------------------------------------------------------
+    # Losses -------------------------------------------------------------------------------------------------
 
     def loss(self, outputs: tuple[Tensor, Tensor], rows: Rows) -> Loss:
         config, (f, u) = self.config, outputs
@@ -118,12 +133,12 @@ class SelEx(Method):
         similarity = -distances(f)
         terms = {
             "self": soft_info_nce(similarity / config.contrastive_temp, soft_targets(far, config.smoothing)),
-            "supcon": sup_con_of_similarities(similarity / config.supcon_temp, rows.label, rows.labelled),
+            "supcon": sup_con_of_similarities(similarity / config.supcon_temp, rows.label, rows.mask),
         }
         expertise = terms["supcon"]
         for i, cluster in enumerate(clusters):
             slice_similarity = -distances(f[:, : config.embedding_dim >> (i + 1)])  # not normalised again
-            everyone = torch.ones_like(rows.labelled)
+            everyone = torch.ones_like(rows.mask)
             terms[f"supcon_level{i}"] = sup_con_of_similarities(
                 slice_similarity / config.supcon_temp, cluster, everyone
             )
@@ -131,7 +146,7 @@ class SelEx(Method):
         terms["far"] = far.mean()  # not a loss: close to 1 where the targets are close to uniform
         return Loss(config.sup_weight * expertise / 2, (1 - config.sup_weight) * terms["self"], terms)
 
-    def optimisers(self, encoder: nn.Module) -> list[torch.optim.Optimizer]:
+    def optimizers(self, encoder: nn.Module) -> list[torch.optim.Optimizer]:
         """SGD with weight decay on every tensor, biases and norms included."""
         parts = ((encoder, self.config.backbone_lr), (self, self.config.head_lr))
         groups = [
@@ -160,31 +175,38 @@ def radii(prototypes: Tensor) -> Tensor:
 
 
 def far_pairs(u: Tensor, radius: Tensor) -> Tensor:
-    """M (n, n) in [0, 1]: how many levels, weighted by 2^-level, hold the features u (n, D) of i and j for farther apart than the diameter
-    of j's cluster. `radius` (levels, n): of the cluster of every row. As published, u is not normalised, but radii are of unit features.
+    """M (n, n) in [0, 1]: levels, weighted by 2^-level, that hold i outside of the diameter of j's cluster.
+
+    u (n, D) are features, `radius` (levels, n) the radius of the cluster of every row. As published, u is not
+    normalised, although the radii are those of unit features.
     """
     distance = distances(u).fill_diagonal_(0)
-    m = sum(
-        2.0**-i * (distance > 2 * r).to(u.dtype) for i, r in enumerate(radius)
-    )  # column j against the radius of j
+    # Column j is compared with the radius of j.
+    m = sum(2.0**-i * (distance > 2 * r).to(u.dtype) for i, r in enumerate(radius))
     low, high = m.aminmax()
     return (m - low) / (high - low + 1e-7)
 
 
 def soft_targets(far: Tensor, alpha: float) -> Tensor:
-    """(1 - alpha) one-hot of the image's other view + alpha T, T_ij = M_ij / sum_k M_jk: columns divided by row sums, as published."""
+    """(1 - alpha) one-hot of the image's other view + alpha T, T_ij = M_ij / sum_k M_jk.
+
+    Columns are divided by row sums, as published.
+    """
     n, total = len(far), far.sum(1)
     other_view = torch.eye(n, dtype=far.dtype, device=far.device).roll(n // 2, 0)
     return (1 - alpha) * other_view + alpha * far / torch.where(total > 0, total, 1)
 
 
 def soft_info_nce(similarity: Tensor, target: Tensor) -> Tensor:
-    """Cross-entropy of the softmax over all other rows against `target` (n, n), whose diagonal is not looked at; mean over rows."""
+    """Cross-entropy of the softmax over all other rows against `target` (n, n); mean over rows.
+
+    The diagonal of `target` is not used.
+    """
     self_pairs = torch.eye(len(similarity), dtype=torch.bool, device=similarity.device)
     log_probability = similarity.masked_fill(self_pairs, torch.finfo(similarity.dtype).min).log_softmax(1)
     return -(target * log_probability.masked_fill(self_pairs, 0)).sum(1).mean()
 
 
 def distances(f: Tensor) -> Tensor:
-    """Euclidean distances (n, n) of the rows of f (n, d), by matrix products forward and backward. The gradient of a distance 0 is 0."""
+    """Euclidean distances (n, n) of rows of f (n, d), by matrix products; a distance 0 has gradient 0."""
     return torch.cdist(f, f, compute_mode="use_mm_for_euclid_dist")

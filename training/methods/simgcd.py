@@ -1,4 +1,4 @@
-"""SimGCD: a parametric cosine classifier trained by self-distillation between views, with contrastive learning beside it.
+"""SimGCD: a cosine classifier trained by self-distillation between views, and contrastive learning.
 
 L_GCD = (1 - w) (L_dist + eps L_me + L_con) + w (L_cls + L_supcon),      w = sup_weight
 """
@@ -6,11 +6,12 @@ L_GCD = (1 - w) (L_dist + eps L_me + L_con) + w (L_cls + L_supcon),      w = sup
 from __future__ import annotations
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from eagc_ops.training.config import SimGCDConfig
-from eagc_ops.training.methods.base import Features, Loss, Method, Problem, Prototypes, Rows, register
+from eagc_ops.training.data.rows import Rows
+from eagc_ops.training.methods.base import Features, Method, Problem, register
 from eagc_ops.training.methods.losses import (
     classification,
     info_nce,
@@ -19,11 +20,13 @@ from eagc_ops.training.methods.losses import (
     sup_con,
     teacher_temperature,
 )
+from eagc_ops.training.models.heads import Prototypes, projector
+from eagc_ops.training.models.method import Loss
 
 
 @register("simgcd")
 class SimGCD(Method):
-    """Heads: K prototypes on the feature itself, and a projector to 256 dimensions for the contrastive terms."""
+    """Heads: K prototypes on the feature, and a projector to 256 dimensions for the contrastive terms."""
 
     Config = SimGCDConfig
 
@@ -44,8 +47,8 @@ class SimGCD(Method):
             rows.epoch, config.teacher_temp_start, config.teacher_temp, config.teacher_temp_epochs
         )
         terms = {
-            "cls": classification(logits, rows.label, rows.labelled, config.student_temp),
-            "supcon": sup_con(h, rows.label, rows.labelled, config.supcon_temp),
+            "cls": classification(logits, rows.label, rows.mask, config.student_temp),
+            "supcon": sup_con(h, rows.label, rows.mask, config.supcon_temp),
             "dist": self_distillation(logits, teacher, config.student_temp),
             "memax": mean_entropy(logits, config.student_temp),
             "con": info_nce(h, config.contrastive_temp),
@@ -59,14 +62,3 @@ class SimGCD(Method):
     def predict(self, features: Features) -> Tensor:
         z, _ = features.unlabelled()
         return torch.cat([self.classifier(self.mlp_head(chunk)).argmax(1) for chunk in z.split(4096)])
-
-
-def projector(dim: int, hidden: int = 2048, out: int = 256) -> nn.Sequential:
-    """D -> 2048 -> 2048 -> 256 with GELU after the first two layers; weights truncated normal (0.02), biases 0; output not normalised."""
-    layers = nn.Sequential(
-        nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, out)
-    )
-    for layer in layers[::2]:
-        nn.init.trunc_normal_(layer.weight, std=0.02)
-        nn.init.zeros_(layer.bias)
-    return layers

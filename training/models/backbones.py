@@ -1,6 +1,6 @@
-"""Backbones: DINO ViT-B/16, DINOv2 ViT-B/14 with registers, any timm ViT by name, and a small ViT for `digits`.
+"""Backbones: DINO ViT-B/16, DINOv2 ViT-B/14 with registers, any timm ViT by name, and a small ViT.
 
-Weights come from a local file and are loaded strictly: nothing missing, nothing left over, no other shape.
+Weights come from a local file and are loaded strictly: all names and all shapes must agree.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from torch import Tensor
 
 __all__ = ["BACKBONES", "load_backbone"]
 
-# Name -> (timm name, published file). DINOv2 without registers resizes positions differently from code to code; only reg4 is named.
+# Name -> (timm name, published file). DINOv2 without registers resizes positions differently from code to
+# code; only reg4 is named.
 BACKBONES = {
     "dino_vitb16": ("vit_base_patch16_224.dino", "dino_vitbase16_pretrain.pth"),
     "dinov2_vitb14_reg4": ("vit_base_patch14_reg4_dinov2.lvd142m", "dinov2_vitb14_reg4_pretrain.pth"),
@@ -33,8 +34,9 @@ def load_backbone(
 
     Args:
         name: "dino_vitb16", "dinov2_vitb14_reg4", "vit_digits" or the timm name of a ViT with a class token.
-        weights: .pth (the authors' files, flat or with a wrapped teacher, or timm's) or .safetensors; never executes pickled code.
-            Position embeddings are resized to `image_size` as timm does. None: random weights.
+        weights: .pth (the authors' files, flat or with a wrapped teacher, or timm's) or .safetensors; never
+            executes pickled code. Position embeddings are resized to `image_size` as timm does. None: random
+            weights.
         image_size: side of the square input, in pixels.
         channels: channels of the input.
 
@@ -57,7 +59,8 @@ def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
     if name == "vit_digits":  # 4 x 4 patches whatever the size: 2 pixels a side on 8 x 8 images
         if image_size % 4:
             raise ValueError(
-                f"image_size={image_size}: vit_digits cuts an image into 4 x 4 patches, so the size must be a multiple of 4"
+                f"image_size={image_size}: vit_digits cuts an image into 4 x 4 patches, "
+                "so the size must be a multiple of 4"
             )
         return VisionTransformer(
             image_size, image_size // 4, channels, num_classes=0, embed_dim=96, depth=4, num_heads=4
@@ -65,14 +68,13 @@ def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
     timm_name = BACKBONES[name][0] if name in BACKBONES else name
     if not timm.is_model(timm_name):
         known = [*BACKBONES, "vit_digits", *timm.list_models("*vit*")]
-        raise ValueError(
-            f"backbone {name!r} is unknown; close names: {', '.join(difflib.get_close_matches(name, known, cutoff=0)) or 'none'}"
-        )
+        close = difflib.get_close_matches(name, known, cutoff=0)
+        raise ValueError(f"backbone {name!r} is unknown; close names: {', '.join(close) or 'none'}")
     try:
         vit = timm.create_model(
             timm_name, num_classes=0, global_pool="token", img_size=image_size, in_chans=channels
         )
-    except (TypeError, AssertionError) as error:  # what timm raises for arguments a model does not have
+    except (TypeError, AssertionError) as error:  # timm raises them for arguments that a model does not have
         raise ValueError(
             f"backbone {name!r} cannot be built as a ViT with a class token for {image_size} pixels: {error}"
         ) from error
@@ -84,14 +86,17 @@ def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
 def _load(vit: VisionTransformer, path: Path, name: str) -> None:
     state = _backbone_part(_read(path), path)
     own = vit.state_dict()
-    patch = "patch_embed.proj.weight"  # checked first: timm's filter would quietly resample the kernel of another patch size
+    # Checked first: timm's filter would resample the kernel of a different patch size and not say so.
+    patch = "patch_embed.proj.weight"
     if patch in state and state[patch].ndim == 4 and state[patch].shape != own[patch].shape:
         raise ValueError(
-            f"{path} does not fit {name}: {patch} has shape {tuple(state[patch].shape)}, not {tuple(own[patch].shape)}"
+            f"{path} does not fit {name}: {patch} has shape {tuple(state[patch].shape)}, "
+            f"not {tuple(own[patch].shape)}"
         )
     if "reg_token" in own and not {"reg_token", "register_tokens"} & state.keys():
         raise ValueError(
-            f"{path} does not fit {name}: missing register_tokens (it is a file of the model without registers)"
+            f"{path} does not fit {name}: missing register_tokens "
+            "(it is a file of the model without registers)"
         )
     try:
         state = checkpoint_filter_fn(dict(state), vit)  # DINOv2 names, class position, resized positions
@@ -99,9 +104,8 @@ def _load(vit: VisionTransformer, path: Path, name: str) -> None:
         raise ValueError(
             f"{path} does not fit {name}: timm cannot convert it ({type(error).__name__}: {error})"
         ) from error
-    state = {
-        key: value for key, value in state.items() if key not in ("head.weight", "head.bias")
-    }  # the classifier of a timm file
+    # The classifier of a timm file is not used.
+    state = {key: value for key, value in state.items() if key not in ("head.weight", "head.bias")}
     wrong = [f"missing {_some(own.keys() - state.keys())}"] if own.keys() - state.keys() else []
     wrong += [f"unexpected {_some(state.keys() - own.keys())}"] if state.keys() - own.keys() else []
     for key in sorted(own.keys() & state.keys()):
@@ -115,7 +119,10 @@ def _load(vit: VisionTransformer, path: Path, name: str) -> None:
 
 
 def _read(path: Path) -> object:
-    """The content of a weight file. A pickle may hold tensors, plain containers, and argparse's Namespace (DINO's full files do)."""
+    """The content of a weight file.
+
+    A pickle may hold tensors, plain containers, and argparse's Namespace (DINO's full files do).
+    """
     if not path.is_file():
         raise FileNotFoundError(f"weights {path}: no such file")
     try:
@@ -127,16 +134,21 @@ def _read(path: Path) -> object:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"weights {path}: not a file of tensors, or one that would run code when loaded; refused ({error})"
+            f"weights {path}: not a file of tensors, or one that would run code when loaded; "
+            f"refused ({error})"
         ) from error
     except Exception as error:  # truncated archives raise whatever the zip or header reader raises
         raise ValueError(
-            f"weights {path}: cannot be read, perhaps an incomplete download ({type(error).__name__}: {error})"
+            f"weights {path}: cannot be read, perhaps an incomplete download "
+            f"({type(error).__name__}: {error})"
         ) from error
 
 
 def _backbone_part(content: object, path: Path) -> dict[str, Tensor]:
-    """The backbone's tensors: of a teacher only what stands under `backbone.` (a full checkpoint has a projection head beside it)."""
+    """The backbone's tensors.
+
+    Of a teacher these are the tensors under `backbone.`: a full checkpoint has a projection head beside it.
+    """
     for wrapper in ("teacher", "model", "state_dict"):
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
@@ -151,9 +163,8 @@ def _backbone_part(content: object, path: Path) -> dict[str, Tensor]:
         content = inside or content
     foreign = [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
     if foreign or not content:
-        raise ValueError(
-            f"weights {path}: {'not tensors: ' + _some(foreign) if foreign else 'no tensors'}; a flat, 'teacher' or 'model' state is read"
-        )
+        wrong = "not tensors: " + _some(foreign) if foreign else "no tensors"
+        raise ValueError(f"weights {path}: {wrong}; a flat, 'teacher' or 'model' state is read")
     return dict(content)
 
 

@@ -1,67 +1,73 @@
-"""The student: z = E(x), EAGC, heads, loss. One module with one forward, so that DDP sees everything that is trained as a whole."""
+"""The student, in the paper's order: encode, coordinate (EAGC), heads, loss.
+
+It is one module with one forward, so that DDP sees everything that is trained as a whole.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from eagc_ops import EAGC
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.training.data import Batch
-from eagc_ops.training.data.batches import VIEWS, Batches
-from eagc_ops.training.methods import Loss, Method, Rows
-from eagc_ops.training.methods.losses import gather_rows
-from eagc_ops.training.progress import bar as progress_bar
+from eagc_ops.training.data.batches import VIEWS
+from eagc_ops.training.data.rows import Rows
+from eagc_ops.training.models.distributed import gather_rows
+from eagc_ops.training.models.method import Loss, StudentMethod
 
+__all__ = ["Alignment", "Student", "gather"]
 
-class StudentBatch(NamedTuple):
-    """The arguments of `Student`, on its device. n rows, view-major: all first views, then all second views."""
-
-    views: list[Tensor]  # each (B, C, H, W), or (B, N, D) tokens of a trunk cache
-    rows: Rows
-    labelled_rows: Tensor  # int64 numbers of the labelled rows, made from the loader's CPU mask: a boolean index would sync a GPU
+Alignment = Callable[[Tensor, Tensor, Tensor], Tensor]  # a loss of (z, z_ref, mask), a 0-d tensor
 
 
 class Student(nn.Module):
-    """Encoder, coordinator (None: plain method) and method. `alignment`, a loss of (z, z_hat, labelled), takes the anchor term's place."""
+    """Encoder, coordinator (None: the plain method) and method.
 
-    def __init__(self, encoder: AnchoredEncoder, method: Method, eagc: EAGC | None = None) -> None:
+    `alignment`, a loss of (z, z_ref, mask) with the weight lambda_a, takes the place of the anchor term.
+    """
+
+    def __init__(self, encoder: AnchoredEncoder, method: StudentMethod, eagc: EAGC | None = None) -> None:
         super().__init__()
         self.encoder, self.method, self.eagc = encoder, method, eagc
-        self.alignment: Callable[[Tensor, Tensor, Tensor], Tensor] | None = None
+        self.alignment: Alignment | None = None
 
-    def forward(self, views: list[Tensor], rows: Rows, labelled_rows: Tensor) -> tuple[Loss, Tensor | None]:
-        """The loss of the global batch, and the scale token to add to it (None without EAGC)."""
-        z, z_hat = self.encode(views, rows, labelled_rows)
-        h, token = self.heads(z, z_hat, rows)
-        return self.loss(h, z, z_hat, rows), token
+    def forward(self, rows: Rows) -> tuple[Loss, Tensor | None]:
+        """The loss of the global batch, and the scale token to add to it (None where EAGC does not act)."""
+        z, z_ref = self.encode(rows)
+        coordinated, token = self.coordinate(z, z_ref, rows)
+        h = self.heads(coordinated)
+        return self.loss(h, z, z_ref, rows), token
 
-    def encode(self, views: list[Tensor], rows: Rows, labelled_rows: Tensor) -> tuple[Tensor, Tensor | None]:
-        """z = E(x) (n, D), and z_hat = E_r(x) on labelled rows (None without a reference)."""
-        # The joined views are handed over, not kept: the trunk frees this second copy of the pixels once they are patches.
-        tokens = self.encoder.trunk(self.method.inputs(views, rows.position), pixel_grad=None)
-        return self.encoder.student(tokens), None if self.encoder.reference is None else self.encoder.anchor(
-            tokens, labelled_rows
-        )
+    def encode(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """z = E(x) (n, D), and z_ref = E_r(x) on labelled rows (None without a reference model)."""
+        # The joined views are not kept here, so the trunk can free this second copy of the pixels early.
+        tokens = self.encoder.trunk(self.method.inputs(rows.views, rows.position), pixel_grad=None)
+        z = self.encoder.student(tokens)
+        return z, None if self.encoder.reference is None else self.encoder.anchor(tokens, rows.labelled_rows)
 
-    def heads(self, z: Tensor, z_hat: Tensor | None, rows: Rows) -> tuple[tuple[Tensor, ...], Tensor | None]:
-        """h = phi(z) in fp32 of the rows of all processes, EAGC in its graph; and the scale token."""
-        token = None
-        if self.eagc is not None and self.method.coordinated(rows.position):
-            # in backward: + mask lambda_a (z - z_hat)  and  - (1 - mask) lambda_p tau (grad_z L) S_known
-            z, token = self.eagc(
-                z, z_hat if self.alignment is None else None, rows.labelled, return_token=True
-            )
+    def coordinate(self, z: Tensor, z_ref: Tensor | None, rows: Rows) -> tuple[Tensor, Tensor | None]:
+        """EAGC, between encoder and heads: z, whose gradient is coordinated in backward; and the scale token.
+
+        labelled rows:      g + lambda_a (z - z_ref)
+        unlabelled rows:    g - lambda_p tau (g S_known)
+        """
+        if self.eagc is None or not self.method.coordinated(rows.position):
+            return z, None
+        return self.eagc(z, z_ref if self.alignment is None else None, rows.mask, return_token=True)
+
+    def heads(self, z: Tensor) -> tuple[Tensor, ...]:
+        """h = phi(z) in fp32, of the rows of all processes."""
         h = self.method(z)
         with torch.autocast(z.device.type, enabled=False):
-            return tuple(gather_rows(output.float(), VIEWS) for output in h), token
+            return tuple(gather_rows(output.float(), VIEWS) for output in h)
 
-    def loss(self, h: tuple[Tensor, ...], z: Tensor, z_hat: Tensor | None, rows: Rows) -> Loss:
-        """L_GCD of the global batch, in fp32. A loss that stands in for the anchor term joins its supervised part."""
+    def loss(self, h: tuple[Tensor, ...], z: Tensor, z_ref: Tensor | None, rows: Rows) -> Loss:
+        """L_GCD of the global batch, in fp32.
+
+        An alignment loss, if there is one, joins its supervised part.
+        """
         everywhere = gather(rows)
         with torch.autocast(z.device.type, enabled=False):
             loss = self.method.loss(h, everywhere)
@@ -69,21 +75,22 @@ class Student(nn.Module):
                 return loss
             value = torch.zeros((), device=z.device)
             if self.method.coordinated(rows.position):
-                value = self.alignment(
-                    *(gather_rows(x.float(), VIEWS) for x in (z, z_hat)), everywhere.labelled
-                )
+                value = self.alignment(*(gather_rows(x.float(), VIEWS) for x in (z, z_ref)), everywhere.mask)
         supervised = loss.supervised + self.method.config.lambda_a * value
         return loss._replace(supervised=supervised, terms={**loss.terms, "alignment": value})
 
     def state(self) -> dict[str, Tensor]:
-        """All that changes in training. The frozen trunk and the reference are not among it."""
+        """Everything that changes in training, by name. The frozen trunk and the reference model do not."""
         parts = {"encoder": self.encoder.tail_state(), "method": self.method.state_dict()}
         if self.eagc is not None:
             parts["eagc"] = self.eagc.state_dict()
         return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back what `state` gave. The coordinator's part is left out where there is none (evaluation)."""
+        """Put back a `state`.
+
+        The coordinator's part is left out where there is no coordinator (evaluation).
+        """
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {
@@ -97,48 +104,6 @@ class Student(nn.Module):
 
 
 def gather(rows: Rows) -> Rows:
-    """The rows of all processes."""
-    label, labelled, uq_idx = (
-        gather_rows(column, VIEWS) for column in (rows.label, rows.labelled, rows.uq_idx)
-    )
-    return rows._replace(label=label, labelled=labelled, uq_idx=uq_idx)
-
-
-class StudentFeatures:
-    """z of whole sets by the student as it is now. Processes share the work and all get the result."""
-
-    def __init__(self, student: Student, batches: Batches) -> None:
-        self._student, self._batches = student, batches
-
-    def labelled(self) -> tuple[Tensor, Tensor]:
-        return self.encode(self._batches.labelled())[:2]
-
-    def unlabelled(self) -> tuple[Tensor, Tensor]:
-        return self.encode(self._batches.unlabelled())[:2]
-
-    def augmented(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        main, batches = not dist.is_initialized() or dist.get_rank() == 0, self._batches.augmented
-        with progress_bar(
-            batches.epoch(epoch), "features", len(batches), leave=False, mininterval=1, shown=main
-        ) as bar:
-            z, label, uq_idx, labelled = self.encode(bar)
-        return z, label.where(labelled, -1), uq_idx
-
-    @torch.no_grad()
-    def encode(self, batches: Iterable[Batch]) -> tuple[Tensor, ...]:
-        """z, label, uq_idx, labelled of batches that are the same in all processes; process r encodes every world-th, from the r-th on."""
-        encoder, inputs = self._student.encoder, self._student.method.inputs
-        device = next(encoder.parameters()).device
-        rank, world = (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
-        features, columns = [], []
-        for i, batch in enumerate(batches):
-            if i % world == rank:
-                x = inputs([batch.views[0].to(device, non_blocking=True)])
-                features.append(encoder.student(encoder.trunk(x)).float())
-            else:
-                features.append(torch.zeros(len(batch.label), encoder.vit.embed_dim, device=device))
-            columns.append((batch.label, batch.uq_idx, batch.labelled))
-        z = torch.cat(features)
-        if world > 1:
-            dist.all_reduce(z)  # a sum with zeros: exact
-        return z, *(torch.cat(column).to(device) for column in zip(*columns))
+    """The rows of all processes, without views."""
+    label, mask, uq_idx = (gather_rows(column, VIEWS) for column in (rows.label, rows.mask, rows.uq_idx))
+    return Rows(label, mask, uq_idx, rows.epoch, rows.position)

@@ -11,8 +11,8 @@ from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eagc_ops.files import atomic_write
 from eagc_ops.training.data import SPECS
-from eagc_ops.training.engine.checkpoint import atomic_write
 from eagc_ops.training.paper.tables import AVERAGE, NAMES, TABLES, Row
 from eagc_ops.training.paper.values import PAPER
 from eagc_ops.training.report.page import Run, mean_std, measures, page, plus_minus, read_run, write_report

@@ -12,9 +12,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from eagc_ops.files import fingerprint
 from eagc_ops.training.config import Config, resolve
 from eagc_ops.training.data import SPECS
-from eagc_ops.training.engine.checkpoint import fingerprint
 from eagc_ops.training.paper.values import ESTIMATED_K
 
 NAMES = {"simgcd": "SimGCD", "legogcd": "LegoGCD", "sptnet": "SPTNet", "selex": "SelEx"}

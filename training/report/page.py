@@ -20,11 +20,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from eagc_ops.files import atomic_write, fingerprint
 from eagc_ops.training.analysis.diagnosis import MEASURES
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.data import SPECS
-from eagc_ops.training.engine.checkpoint import atomic_write, fingerprint
-from eagc_ops.training.engine.loop import BINS
+from eagc_ops.training.engine.metrics import BINS
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.report.pictures import STYLE, as_html, axes, line_style
 from eagc_ops.training.report.pictures import pictures as pictures_of_weights
@@ -82,7 +82,7 @@ def write_report(
 ) -> Path:
     """Write `output`/report.html about the run folders `runs`. `names`: of configurations, by any run of theirs; else letters.
 
-    `pictures`: also what needs the runs' data and weights; `changes` then say where these are now, as in `loop.evaluate`.
+    `pictures`: also what needs the runs' data and weights; `changes` then say where these are now, as in `runs.evaluate`.
     """
     if changes and not pictures:
         raise ConfigError(
@@ -117,7 +117,7 @@ def read_run(path: str | Path) -> Run:
         lines.setdefault(line["kind"], []).append(line)
     if not lines["epoch"]:
         raise ConfigError(f"{path} has not finished its first epoch: there is nothing to report yet")
-    return Run(folder.path, folder.config, folder.facts, folder.result(), lines)
+    return Run(folder.path, folder.config, folder.facts.to_json(), folder.result(), lines)
 
 
 def measures(run: Run) -> dict[str, float]:
@@ -375,7 +375,7 @@ def _provenance(groups: list[Group]) -> str:
                 run.facts["split_hash"][:12],
                 run.facts["trunk"][:12],
             ]
-            cells += [(run.facts["git_commit"] or "-")[:12], versions]
+            cells += [(run.facts.get("commit") or "-")[:12], versions]
             rows.append("<tr>" + "".join(f"<td>{html.escape(str(cell))}</td>" for cell in cells) + "</tr>")
     head = (
         "run",

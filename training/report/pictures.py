@@ -29,7 +29,7 @@ from eagc_ops.kernels.formulas import projection_weight
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import GCDData
 from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
-from eagc_ops.training.engine.loop import Loop
+from eagc_ops.training.engine.experiment import Experiment
 
 if TYPE_CHECKING:
     from eagc_ops.training.report.page import Group, Run
@@ -68,7 +68,7 @@ class KnownSubspace(NamedTuple):
 def pictures(groups: Sequence[Group], problem: str, **changes: Any) -> tuple[list[str], list[str]]:
     """(figures as HTML, lines about what could not be drawn) of configurations of one problem, `problem`: its description.
 
-    `changes`: settings of the machine, where data or weights have moved, as in `loop.evaluate`.
+    `changes`: settings of the machine, where data or weights have moved, as in `runs.evaluate`.
     """
     chosen, notes = choose(groups)
     known: list[KnownSubspace] = []
@@ -87,16 +87,16 @@ def pictures(groups: Sequence[Group], problem: str, **changes: Any) -> tuple[lis
     drawn: tuple[GCDData, Tensor, Tensor] | None = None
     for name, run in chosen:
         try:
-            loop = open_run(run, changes)
+            experiment = open_run(run, changes)
             if drawn is None:
-                labels = loop.data.unlabelled.labels
+                labels = experiment.data.unlabelled.labels
                 drawn = (
-                    loop.data,
-                    novel_sample(labels, loop.data.known),
-                    image_sample(labels, loop.data.known),
+                    experiment.data,
+                    novel_sample(labels, experiment.data.known),
+                    image_sample(labels, experiment.data.known),
                 )
-                looks.append(look_at_pretrained(loop, *drawn[1:]))
-            looks.append(look_at(name, run, loop, subspace_for(run, known), *drawn[1:]))
+                looks.append(look_at_pretrained(experiment, *drawn[1:]))
+            looks.append(look_at(name, run, experiment, subspace_for(run, known), *drawn[1:]))
         except (OSError, ValueError, CheckpointError) as error:
             notes.append(_left_out(run, error))
     figures = [_spectrum_figure(known, problem), _energy_figure(looks, problem)]
@@ -137,55 +137,58 @@ def choose(groups: Sequence[Group]) -> tuple[list[tuple[str, Run]], list[str]]:
     ] if others else []
 
 
-def open_run(run: Run, changes: Mapping[str, Any] | None = None) -> Loop:
-    """The loop of a run with its pretrained encoder; data or weights that are not the run's are refused."""
+def open_run(run: Run, changes: Mapping[str, Any] | None = None) -> Experiment:
+    """The experiment of a run with its pretrained encoder; data or weights that are not the run's are refused."""
     # In fp32, wherever it was trained: a picture must not depend on the machine that draws it.
     settings = {"precision": "no", "deterministic": False, "accumulation": 1, "device": "auto"}
     settings |= {name: value for name, value in (changes or {}).items() if hasattr(run.config, name)}
-    loop = Loop(run.config.replace(**settings))
+    experiment = Experiment(run.config.replace(**settings))
     for fact, what in (
         ("split_hash", "root or split_file: images or classes"),
         ("trunk", "weights: the pretrained encoder"),
     ):
-        if loop.facts[fact] != run.facts[fact]:
+        if getattr(experiment.facts, fact) != run.facts[fact]:
             raise ConfigError(f"{what} are not those of the run ({fact} differs)")
-    loop.student.eval()
-    return loop
+    experiment.student.eval()
+    return experiment
 
 
-def look_at_pretrained(loop: Loop, novel: Tensor, images: Tensor) -> Look:
-    """The encoder as the loop was opened, before a run's weights are loaded; plain images, also where a method adds prompts."""
-    encoder, data = loop.student.encoder, loop.data
+def look_at_pretrained(experiment: Experiment, novel: Tensor, images: Tensor) -> Look:
+    """The encoder as the experiment was opened, before a run's weights are loaded; plain images, also where a method adds prompts."""
+    encoder, data = experiment.student.encoder, experiment.data
     with torch.no_grad():
         parts = [
-            encoder.student(encoder.trunk(views_of(data, part).to(loop.device))).cpu()
+            encoder.student(encoder.trunk(views_of(data, part).to(experiment.device))).cpu()
             for part in novel.split(128)
         ]
     return Look(
-        "pretrained", None, torch.cat(parts), attention_maps(encoder, views_of(data, images).to(loop.device))
+        "pretrained",
+        None,
+        torch.cat(parts),
+        attention_maps(encoder, views_of(data, images).to(experiment.device)),
     )
 
 
 def look_at(
-    name: str, run: Run, loop: Loop, known: KnownSubspace | None, novel: Tensor, images: Tensor
+    name: str, run: Run, experiment: Experiment, known: KnownSubspace | None, novel: Tensor, images: Tensor
 ) -> Look:
     """The run's encoder: energies of whole sets, features of the novel sample, attention on the images."""
-    loop.student.load(load_checkpoint(run.path / "last.safetensors")[0])
-    labelled, _ = loop.features.labelled()
-    unlabelled, label = loop.features.unlabelled()
+    experiment.student.load(load_checkpoint(run.path / "last.safetensors")[0])
+    labelled, _ = experiment.features.labelled()
+    unlabelled, label = experiment.features.unlabelled()
     energies = None
     if known is not None:
-        subspace = known.subspace.to(loop.device)
-        is_novel = label >= loop.data.known
+        subspace = known.subspace.to(experiment.device)
+        is_novel = label >= experiment.data.known
         sets = (labelled, unlabelled[~is_novel], unlabelled[is_novel])
         energies = {of: subspace.energy(z).cpu() for of, z in zip(SETS, sets)}
     with torch.no_grad():
-        inputs = loop.student.method.inputs([views_of(loop.data, images).to(loop.device)])
+        inputs = experiment.student.method.inputs([views_of(experiment.data, images).to(experiment.device)])
     return Look(
         name,
         run,
-        unlabelled[novel.to(loop.device)].cpu(),
-        attention_maps(loop.student.encoder, inputs),
+        unlabelled[novel.to(experiment.device)].cpu(),
+        attention_maps(experiment.student.encoder, inputs),
         energies,
         known,
     )

@@ -22,10 +22,11 @@ import torch
 from eagc_ops.console import Parser, command
 from eagc_ops.training.config import Config, resolve
 from eagc_ops.training.data import open_data
+from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.jobs import Job, default_jobs, run_jobs, unfinished
-from eagc_ops.training.engine.loop import Loop
-from eagc_ops.training.engine.pretraining import EPOCHS, digits_encoder
+from eagc_ops.training.engine.pretraining import EPOCHS, pretrained_encoder
 from eagc_ops.training.report.page import measures, plus_minus, read_run, write_report
+from eagc_ops.training.runs import run_job
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a": ("SimGCD, pretrained", {"eagc": False, "warm_start": False}),
@@ -93,7 +94,7 @@ def main(argv: list[str]) -> int:
     data = open_data("digits")
     counts = f"{len(data.labelled):,} labelled images of {data.known} known classes, {len(data.unlabelled):,} unlabelled images of"
     print(f"SimGCD with and without EAGC on digits: {counts} {data.known + data.novel} classes\n", flush=True)
-    encoder = digits_encoder(home / "pretrained.safetensors", data, given.pretrain_epochs)
+    encoder = pretrained_encoder(home / "pretrained.safetensors", data, given.pretrain_epochs)
     print(f"1. {encoder}", flush=True)
     if encoder.fault:
         print(f"eagc demo: {encoder.fault}", file=sys.stderr)
@@ -134,14 +135,14 @@ def _reference_stage(home: Path, configs: list[Config]) -> str:
     is returned."""
     losses = []
     for config in configs:
-        loop = Loop(config)
-        loop._prepare_eagc(home / "runs" / "references")
-        losses.append(f"{loop.reference_cross_entropy:.3f}")
+        experiment = Experiment(config)
+        experiment.prepare(home / "runs" / "references")
+        losses.append(f"{experiment.reference_cross_entropy:.3f}")
     print(
         f"2. Reference models of {len(configs)} seeds: cross-entropy {', '.join(losses)}; conceptors of aperture {config.aperture}",
         flush=True,
     )
-    return loop.facts["trunk"]
+    return experiment.facts.trunk
 
 
 def _run_stage(
@@ -157,7 +158,7 @@ def _run_stage(
         f"3. {len(jobs)} runs, {at_a_time} at a time"
         + (f"; {there} are finished and used again (--fresh repeats all)" if there else "")
     )
-    for done, (job, result) in enumerate(run_jobs(jobs, at_a_time), 1):
+    for done, (job, result) in enumerate(run_jobs(jobs, at_a_time, run_job), 1):
         if isinstance(result, Exception):
             raise result
         last = " ".join(f"{name.capitalize()} {result['last'][name]:.1%}" for name in ("all", "old", "new"))

@@ -1,4 +1,4 @@
-"""Clustering accuracy: published vectors, brute force over all matchings, and the identity between All, Old and New."""
+"""Clustering accuracy: published vectors, brute force over all matchings, identity of All, Old and New."""
 
 import doctest
 import itertools

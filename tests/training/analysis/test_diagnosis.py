@@ -1,4 +1,4 @@
-"""Every measure taken inside a run, against plain numpy on captured weights and batches; and a run that does not notice it."""
+"""Every measure of a run against plain numpy on captured weights and batches; the run stays the same."""
 
 import copy
 from dataclasses import replace
@@ -15,18 +15,20 @@ from eagc_ops.training.analysis import diagnosis as diagnose
 from eagc_ops.training.analysis.diagnosis import MEASURES, Diagnose
 from eagc_ops.training.config import ConfigError, Diagnosis
 from eagc_ops.training.data import open_data
-from eagc_ops.training.engine import loop as loop_module
+from eagc_ops.training.engine import experiment as experiment_module
 from eagc_ops.training.engine.checkpoint import load_checkpoint
-from eagc_ops.training.engine.loop import Callback, Loop, resume, train
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.loop import Callback
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.methods import Rows, register
+from eagc_ops.training.runs import resume, train
 
 small_config = small_runs.small_config
 
 
 @register("everywhere")
 class Everywhere(small_runs.Small):
-    """Its supervised part pulls on the features of all rows (SelEx's too reaches unlabelled ones): the projection acts on its gradient."""
+    """Its supervised part reaches all rows, as SelEx's does: the projection acts on its gradient."""
 
     def forward(self, z):
         return *super().forward(z), z
@@ -58,13 +60,13 @@ class Spy(Callback):
     def __init__(self):
         self.before, self.applied, self.after = [], [], []
 
-    def before_update(self, loop, batch):
+    def before_update(self, loop, rows):
         self.before.append({name: value.clone() for name, value in loop.student.state().items()})
         self.applied.append(
             {name: p.grad.clone() for name, p in loop.student.named_parameters() if p.requires_grad}
         )
 
-    def after_update(self, loop, batch):
+    def after_update(self, loop, rows):
         self.after.append(loop.student.encoder.tail_state())
 
 
@@ -87,7 +89,8 @@ def overlap(old, new, k):
 
 @pytest.mark.parametrize(("eagc", "parameters"), [(True, "block"), (False, "block"), (True, "all")])
 def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
-    # Two trained blocks of which the last counts; no warm start and a strong anchor, so that z - z_hat shows; a running mean energy
+    # Two trained blocks of which the last counts; no warm start and a strong anchor, so that z - z_ref shows;
+    # a running mean energy
     switches = {
         "trainable_blocks": 2,
         "warm_start": False,
@@ -111,7 +114,7 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
     found = measured(tmp_path / "run")
     assert [(line["step"], line["position"]) for line in found] == [(1, 0), (4, 3), (7, 6)]
 
-    built = Loop(config)
+    built = Experiment(config)
     encoder, method, known = built.student.encoder, built.student.method, built.data.known
     if eagc:
         (file,) = (tmp_path / "references").glob("reference*")
@@ -131,7 +134,7 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
 
     def forward(batch, images, at):
         """(tokens, z, loss) of a batch that holds these images alone."""
-        mask = batch.labelled[images].repeat(2)
+        mask = batch.mask[images].repeat(2)
         tokens = encoder.trunk(torch.cat([view[images] for view in batch.views]))
         z = encoder.student(tokens)
         label = torch.where(mask, batch.label[images].repeat(2), -1)
@@ -146,7 +149,7 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
         at = line["position"]
         built.student.load(spy.before[at])
         batch = batches[at]
-        mask = batch.labelled.repeat(2)
+        mask = batch.mask.repeat(2)
         tokens, z, loss = forward(batch, list(range(8)), at)
         applied = flat([spy.applied[at][name] for name in names])
         g_L = of_parameters(loss.supervised)
@@ -167,7 +170,7 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
             assert abs(line["gdc_release"] - line["gdc_clean"]) > 1e-3
 
         # Mixed gradients: the batch is made anew of fewer images
-        labelled = batch.labelled.tolist()
+        labelled = batch.mask.tolist()
         is_known = [truth[i] < known for i in batch.uq_idx.tolist()]
         added = {
             "labelled": [i for i in range(8) if labelled[i]],
@@ -267,7 +270,7 @@ def test_the_truth_of_unlabelled_images_reaches_no_weight(data, tmp_path, monkey
         return replace(found, unlabelled=part)
 
     train(config, tmp_path / "true")
-    monkeypatch.setattr(loop_module, "open_data", changed_about)
+    monkeypatch.setattr(experiment_module, "open_data", changed_about)
     train(config, tmp_path / "changed")
     a, b = (load_checkpoint(tmp_path / name / "last.safetensors")[0] for name in ("true", "changed"))
     assert all(torch.equal(a[key], b[key]) for key in a)
@@ -324,7 +327,7 @@ def test_prompts_are_measured_with_what_they_do_to_the_pixels(data, tmp_path):
     trains_a_block = [False, False, True, True, True, False, False]
     for name in ("gdc_clean", "gdc_release", "rho_grad", "cos_all"):
         assert [line[name] is not None for line in lines] == trains_a_block, name
-    built = Loop(config)  # with the weights after the last step
+    built = Experiment(config)  # with the weights after the last step
     built.student.load(load_checkpoint(tmp_path / "run" / "last.safetensors")[0])
     built.student.eval()
     (old, _), (unlabelled, label) = built.features.labelled(), built.features.unlabelled()
@@ -361,7 +364,7 @@ def test_diagnosis_begins_when_a_run_is_resumed(data, tmp_path):
     result = train(config, tmp_path / "whole")
 
     class Stop(Callback):
-        def before_update(self, loop, batch):
+        def before_update(self, loop, rows):
             if loop.step == 9:
                 raise KeyboardInterrupt
 
@@ -416,17 +419,17 @@ def test_the_command_line(data, tmp_path, capsys):
 
 
 def test_the_gradient_is_measured_under_the_draws_of_the_step(data, tmp_path):
-    """With weight 0 on the unsupervised part the two gradients are one, if and only if dropout draws the same again."""
+    """Without an unsupervised part the two gradients are equal if and only if dropout repeats its draws."""
     train(
         small_config(data, "noisy", eagc=False, sup_weight=1.0, epochs=1),
         tmp_path / "run",
-        [Diagnose(every=2)],
+        [Diagnose(Diagnosis(every=2))],
     )
     assert [line["gdc_clean"] for line in measured(tmp_path / "run")] == pytest.approx([0.0] * 4, abs=1e-5)
 
 
 def test_when_it_measures(data, tmp_path):
-    train(small_config(data, epochs=2), tmp_path / "run", [Diagnose(every=4, steps=9)])
+    train(small_config(data, epochs=2), tmp_path / "run", [Diagnose(Diagnosis(every=4, steps=9))])
     lines = measured(tmp_path / "run")
     assert [(line["epoch"], line["position"]) for line in lines] == [(0, 0), (0, 4), (1, 1)]
     assert all(0 <= line[name] <= 2 for line in lines for name in MEASURES[:6])
@@ -437,5 +440,5 @@ def test_when_it_measures(data, tmp_path):
 def test_what_cannot_be_measured_is_said(data, tmp_path):
     with pytest.raises(ConfigError, match="accumulation=2"):
         train(small_config(data, epochs=1, accumulation=2), tmp_path / "run", [Diagnose()])
-    with pytest.raises(ConfigError, match="every=0"):
-        Diagnose(every=0)
+    with pytest.raises(ConfigError, match="every must be >= 1, got 0"):
+        Diagnosis(every=0)

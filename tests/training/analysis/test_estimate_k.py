@@ -1,4 +1,4 @@
-"""The estimate of K on blobs, its searches against traces by hand, the command, and training with a K that is not the true one."""
+"""The estimate of K on blobs, its searches by hand, the command, and training with an estimated K."""
 
 import argparse
 import json
@@ -23,8 +23,9 @@ from eagc_ops.training.config import (
 )
 from eagc_ops.training.data import open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint
-from eagc_ops.training.engine.loop import Loop, resume, train
+from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.runs import resume, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
 
@@ -71,8 +72,8 @@ def trace(search, score, small, big):
 
 
 def test_bisection_by_hand():
-    # 10..42, best at 17: acc(42) < acc(10) -> 10..26; 26 is worse than 10 -> 10..18; 18 is better -> 14..18; 18 better -> 16..18;
-    # 18 and 16 are equally good -> 16..17, whose middle is 16; five rounds = log2(32)
+    # 10..42, best at 17: acc(42) < acc(10) -> 10..26; 26 is worse than 10 -> 10..18; 18 is better -> 14..18;
+    # 18 better -> 16..18; 18 and 16 are equally good -> 16..17, whose middle is 16; five rounds = log2(32)
     answer, asked = trace(_bisection, lambda k: -abs(k - 17), 10, 42)
     assert answer == 17
     assert asked[:10] == [42, 10, 26, 10, 18, 10, 18, 14, 18, 16]
@@ -111,7 +112,7 @@ def test_arguments_that_cannot_be_used_are_named(change, message):
         estimate_k(**{"features": features, "label": label, "known": 8, **change})
 
 
-# The command ---------------------------------------------------------------------------------------------------------------------
+# The command ------------------------------------------------------------------------------------------------
 
 
 def test_the_command_uses_the_given_split(data, capsys, monkeypatch):
@@ -134,15 +135,13 @@ def test_the_command_uses_the_given_split(data, capsys, monkeypatch):
     assert cli.main(["estimate-k", *options, "--largest", "12", "--restarts", "2"]) == 0
     last = capsys.readouterr().out.splitlines()[-1]
     (features, label, known), settings = seen[0]
-    assert (
-        last
-        == f"estimated K: {original(features, label, known, **{**settings, 'progress': False}).k}, of which 3 are known"
-    )
+    again = original(features, label, known, **{**settings, "progress": False})
+    assert last == f"estimated K: {again.k}, of which 3 are known"
     assert settings == {"search": "bisection", "largest": 12, "restarts": 2, "progress": True}
     found = open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
     assert torch.equal(label, torch.cat([found.labelled.labels, torch.full((42,), -1)]))
     assert features.shape == (60, 96)
-    built = Loop(small_runs.small_config(data))
+    built = Experiment(small_runs.small_config(data))
     with torch.no_grad():
         torch.testing.assert_close(
             features[20], built.student.encoder.vit(found.test_transform(found.merged[20][0])[None])[0]
@@ -154,7 +153,7 @@ def test_the_command_says_what_is_wrong(capsys):
     assert capsys.readouterr().err.startswith("eagc estimate-k: ")
 
 
-# Training with another K ---------------------------------------------------------------------------------------------------------
+# Training with another K ------------------------------------------------------------------------------------
 
 
 def test_k_is_a_number_or_the_word_estimate():
@@ -185,7 +184,7 @@ def test_k_is_a_number_or_the_word_estimate():
 
 @pytest.mark.parametrize("method", ["simgcd", "selex"])
 def test_heads_and_clusters_have_the_given_number(data, method):
-    built = Loop(
+    built = Experiment(
         small_runs.small_config(data, method, k=9, **({"embedding_dim": 16} if method == "selex" else {}))
     )
     head = built.student.method
@@ -198,22 +197,22 @@ def test_heads_and_clusters_have_the_given_number(data, method):
             predicted = head.predict(built.features)
         assert predicted.max() == 8
     with pytest.raises(ConfigError, match="k=2: 3 classes are known already"):
-        Loop(small_runs.small_config(data, method, k=2))
+        Experiment(small_runs.small_config(data, method, k=2))
 
 
 def test_an_estimate_is_made_once_and_kept(data, tmp_path, monkeypatch):
     config = small_runs.small_config(data, k="estimate", epochs=1)
     with pytest.raises(ConfigError, match="k='estimate' is made a number by train"):
-        Loop(config)
+        Experiment(config)
     train(config, tmp_path / "run")
     folder = RunFolder.open(tmp_path / "run")
     k = folder.config.k
-    record = folder.facts["k_estimate"]
-    assert record["k"] == k == folder.facts["classes"]
+    record = folder.facts.k_estimate
+    assert record["k"] == k == folder.facts.classes
     assert record["tried"][str(k)] == record["accuracy"]
     assert load_checkpoint(folder.last)[0]["method.classifier.weight"].shape[0] == k
-    built = Loop(small_runs.small_config(data))
+    built = Experiment(small_runs.small_config(data))
     assert estimate_k(*module.all_features(built.student.encoder, built.batches), 3).k == k
     (tmp_path / "run" / "result.json").unlink()
-    monkeypatch.setattr("eagc_ops.training.engine.loop.estimate_k", None)  # a resumed run does not look again
+    monkeypatch.setattr("eagc_ops.training.runs.estimate_k", None)  # a resumed run does not look again
     resume(tmp_path / "run")

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from eagc_ops.cli import COMMANDS, main
+from eagc_ops.training import runs
 from eagc_ops.training.engine import loop
 from eagc_ops.training.engine.checkpoint import load_checkpoint
+from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.methods import METHODS
 
@@ -229,14 +231,14 @@ def test_ten_steps_in_two_processes_are_those_of_one(data, tmp_path):
     assert len(scores(done.stdout)) == 2  # last and best epoch, said by one of the processes
     assert main(["train", *options, "-o", str(tmp_path / "one")]) == 0
     one, two = (load_checkpoint(tmp_path / name / "last.safetensors")[0] for name in ("one", "two"))
-    assert RunFolder.open(tmp_path / "two").facts["steps_per_epoch"] == 10
+    assert RunFolder.open(tmp_path / "two").facts.steps_per_epoch == 10
     rows = [
         sum(sum(line.get("tau_histogram", [])) for line in RunFolder.open(tmp_path / name).metrics())
         for name in ("one", "two")
     ]
     assert 0 < rows[1] < rows[0]  # each process had a share of the unlabelled rows
     assert one.keys() == two.keys()
-    start = loop.Loop(RunFolder.open(tmp_path / "one").config).student.state()
+    start = Experiment(RunFolder.open(tmp_path / "one").config).student.state()
     moved = max((one[name] - start[name]).abs().max().item() for name in start)
     assert moved > 1e-2
     for name in (
@@ -356,14 +358,14 @@ def test_a_bug_is_not_hidden_and_a_diverged_run_is_code_1(capsys, monkeypatch):
     def buggy(*_):
         raise ValueError("not written for a user")
 
-    monkeypatch.setattr(loop, "train", buggy)
+    monkeypatch.setattr(runs, "train", buggy)
     with pytest.raises(ValueError, match="not written for a user"):
         main(["train", "--weights", "none"])
 
     def diverged(*_):
         raise FloatingPointError("the loss is nan")
 
-    monkeypatch.setattr(loop, "train", diverged)
+    monkeypatch.setattr(runs, "train", diverged)
     assert call(capsys, "train", "--weights", "none") == (1, "", "eagc train: the loss is nan\n")
 
 

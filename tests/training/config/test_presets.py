@@ -22,7 +22,7 @@ from eagc_ops.training.config.presets import (
     TRAINABLE_BLOCKS,
 )
 from eagc_ops.training.methods import METHODS, Problem
-from eagc_ops.training.methods.base import cosine
+from eagc_ops.training.models.optimization import cosine
 
 DATASETS = ("cub", "scars", "aircraft", "cifar100", "imagenet100", "herbarium19")
 

@@ -94,7 +94,7 @@ def test_ranks_share_one_global_batch(digits, world):
         assert all(len(part.label) == 64 // world for part in parts)
         for v in range(2):
             assert torch.equal(torch.cat([part.views[v] for part in parts]), whole.views[v])
-        for field in ("label", "uq_idx", "labelled"):
+        for field in ("label", "uq_idx", "mask"):
             assert torch.equal(torch.cat([getattr(part, field) for part in parts]), getattr(whole, field))
 
 
@@ -121,7 +121,7 @@ def test_draws_and_views_are_functions_of_their_key(photos):
         assert (label, uq_idx, labelled) == (
             int(batch.label[row]),
             int(batch.uq_idx[row]),
-            bool(batch.labelled[row]),
+            bool(batch.mask[row]),
         )
         for v in range(3):
             torch.manual_seed(seed_of(seed, epoch, position, v))
@@ -163,7 +163,8 @@ def test_a_new_process_resumes_with_the_same_batch():
         "import hashlib, torch\n"
         "from eagc_ops.training.data import open_data, train_loader\n"
         "batch = next(train_loader(open_data('digits'), batch_size=64, seed=7).epoch(3, start=5))\n"
-        "print(hashlib.sha256(torch.cat(batch.views).numpy().tobytes() + batch.uq_idx.numpy().tobytes()).hexdigest())\n"
+        "content = torch.cat(batch.views).numpy().tobytes() + batch.uq_idx.numpy().tobytes()\n"
+        "print(hashlib.sha256(content).hexdigest())\n"
     )
     batch = list(train_loader(open_data("digits"), batch_size=64, seed=7, workers=2).epoch(3))[5]
     here = hashlib.sha256(
@@ -214,7 +215,7 @@ def test_reference_loader_visits_every_labelled_image_once(digits):
         assert len(batches[-1].label) == 450 - 14 * 32  # the last partial batch is kept
         orders.append(torch.cat([b.uq_idx for b in batches]).tolist())
         assert sorted(orders[-1]) == sorted(digits.labelled.uq_idx.tolist())
-        assert all(b.labelled.all() and len(b.views) == 2 and int(b.label.max()) < 5 for b in batches)
+        assert all(b.mask.all() and len(b.views) == 2 and int(b.label.max()) < 5 for b in batches)
     assert orders[0] != orders[1]
     with pytest.raises(
         TypeError
@@ -236,7 +237,7 @@ def test_sequential_loaders(digits, which):
         assert torch.equal(torch.cat([b.uq_idx for b in batches]), part.uq_idx)
         assert torch.equal(torch.cat([b.label for b in batches]), part.labels)
         assert torch.equal(
-            torch.cat([b.labelled for b in batches]), torch.full((len(part),), which == "labelled")
+            torch.cat([b.mask for b in batches]), torch.full((len(part),), which == "labelled")
         )
         expected = torch.stack([digits.test_transform(part[i][0]) for i in range(len(part))])
         assert torch.equal(torch.cat([b.views[0] for b in batches]), expected)

@@ -45,7 +45,7 @@ def cache(tmp_path_factory, encoder, data):
 
 
 def test_tokens_are_those_of_the_trunk_bit_for_bit(cache, encoder, data):
-    """View v of image i, made here by hand: the transform under a generator seeded with the key of (seed, -1, i, v)."""
+    """View v of image i by hand: the transform under a generator seeded with the key (seed, -1, i, v)."""
     for rows in (
         range(8),
         range(16, 24),
@@ -68,14 +68,14 @@ def test_tokens_are_those_of_the_trunk_bit_for_bit(cache, encoder, data):
 
 
 def test_cached_loader_gives_what_the_trunk_gives_for_the_same_views(cache, encoder, data):
-    """The loader on the cache against the loader on the pixels of the same views: same numbers, whatever the workers."""
+    """The loader on the cache and the loader on the pixels of its views give the same numbers."""
     settings = {"batch_size": 16, "seed": 5}
     cached = train_loader(data, **settings, fetch=CachedViews(cache, data, seed=5))
     pixels = train_loader(data, **settings, fetch=PixelViews(data, 3, seed=5))
     plain = train_loader(data, **settings)
     batches = 0
     for a, b, c in zip(cached.epoch(1), pixels.epoch(1), plain.epoch(1), strict=True):
-        for name in ("label", "uq_idx", "labelled"):
+        for name in ("label", "uq_idx", "mask"):
             assert torch.equal(getattr(a, name), getattr(b, name))
             assert torch.equal(getattr(a, name), getattr(c, name))
         tokens, images = torch.cat(a.views), torch.cat(b.views)
@@ -102,7 +102,7 @@ def test_test_view(cache, encoder, data):
 
 
 def test_draw_rule():
-    """Two different views, every ordered pair about equally often, decided by (seed, epoch, position) alone."""
+    """Two different views, every ordered pair about equally often, keyed by (seed, epoch, position)."""
     pairs = [tuple(choose_views(0, Draw(e, p, index=0), 4)) for e in range(30) for p in range(40)]
     counts = {pair: pairs.count(pair) for pair in set(pairs)}
     assert len(counts) == 12
@@ -175,7 +175,7 @@ trunk_cache({directory!r}, encoder, make_data(), views=3, batch_size=8, progress
 
 
 def test_a_killed_build_resumes_exactly(tmp_path, cache, encoder, data, monkeypatch):
-    """SIGKILL while it writes, and rubbish behind the record, as a torn write leaves it: the result is that of one go."""
+    """SIGKILL while it writes, and rubbish behind the record: the result is that of an undisturbed build."""
     directory = tmp_path / "cache"
     program = KILLED.format(tests=os.path.dirname(small_caches.__file__), directory=str(directory))
 

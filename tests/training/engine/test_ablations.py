@@ -1,4 +1,4 @@
-"""The switches of the ablations in whole runs: PCA subspace, losses in place of the anchor term, blocks of the reference model."""
+"""The ablations in whole runs: PCA subspace, alignment losses, blocks of the reference model."""
 
 import json
 import os
@@ -13,12 +13,14 @@ from torch.nn import functional as F
 
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import ConfigError
-from eagc_ops.training.engine import loop as loop_module
+from eagc_ops.training.data.loaders import seeded
 from eagc_ops.training.engine.checkpoint import load_checkpoint
-from eagc_ops.training.engine.loop import Callback, Loop, evaluate, resume, train
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.loop import Callback
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.methods import Rows
 from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.runs import evaluate, resume, train
 
 GENTLE = {"backbone_lr": 0.01, "head_lr": 0.01}  # steps that do not blow rounding up
 
@@ -40,7 +42,7 @@ def the_reference(folder):
     return tail
 
 
-# The subspace --------------------------------------------------------------------------------------------------------------------
+# The subspace -----------------------------------------------------------------------------------------------
 
 
 def test_the_subspace_of_principal_directions(data, tmp_path):
@@ -48,7 +50,7 @@ def test_the_subspace_of_principal_directions(data, tmp_path):
     train(config, tmp_path / "run")
     (file,) = (tmp_path / "references").glob("subspace*")
     fitted, _ = load_checkpoint(file)
-    built = Loop(config)
+    built = Experiment(config)
     built.student.encoder.load_tail(the_reference(tmp_path))
     z = built.features.labelled()[0].double()
     directions = torch.linalg.svd(z, full_matrices=False).Vh[:5]  # not centred
@@ -66,26 +68,26 @@ def test_the_subspace_of_principal_directions(data, tmp_path):
         ({"pca_k": 6, "aperture": 1.0}, 2),
         ({"subspace": "conceptor"}, 3),
     ):
-        loop = Loop(small_config(data, **{"subspace": "pca", **switches}))
-        loop._prepare_eagc(tmp_path / "references")
+        experiment = Experiment(small_config(data, **{"subspace": "pca", **switches}))
+        experiment.prepare(tmp_path / "references")
         assert len(list((tmp_path / "references").glob("subspace*"))) == files
 
 
 def test_impossible_sizes_are_named(data):
     with pytest.raises(ConfigError, match="pca_k=19: 18 labelled images and D=96 allow at most 18"):
-        Loop(small_config(data, subspace="pca", pca_k=19))
+        Experiment(small_config(data, subspace="pca", pca_k=19))
     with pytest.raises(ConfigError, match="reference_blocks=5: vit_digits has only 4 blocks"):
-        Loop(small_config(data, reference_blocks=5))
+        Experiment(small_config(data, reference_blocks=5))
 
 
-# Losses in place of the anchor term ----------------------------------------------------------------------------------------------
+# Losses in place of the anchor term -------------------------------------------------------------------------
 
 
-def by_hand(alignment, z, z_hat):
+def by_hand(alignment, z, z_ref):
     """The losses on labelled rows alone."""
     if alignment == "proximal":
-        return F.mse_loss(z, z_hat) / 2
-    gram, gram_hat = (F.cosine_similarity(x[:, None], x[None], dim=2) for x in (z, z_hat))
+        return F.mse_loss(z, z_ref) / 2
+    gram, gram_hat = (F.cosine_similarity(x[:, None], x[None], dim=2) for x in (z, z_ref))
     if alignment == "gram":
         return F.mse_loss(gram, gram_hat)
     others = ~torch.eye(len(z), dtype=torch.bool)
@@ -100,13 +102,13 @@ def test_a_step_with_a_loss_in_place_of_the_anchor_term(data, tmp_path, alignmen
     config, seen = small_config(data, alignment=alignment, epochs=1, **strengths, **GENTLE), FirstStep()
     train(config, tmp_path / "run", [seen])
     assert seen.eagc.lambda_a == 0
-    built = Loop(config)
+    built = Experiment(config)
     encoder, method = built.student.encoder, built.student.method
     encoder.set_reference(the_reference(tmp_path))
     batch = next(iter(built.batches.train.epoch(0)))
-    mask = batch.labelled.repeat(2)
+    mask = batch.mask.repeat(2)
     tokens = encoder.trunk(torch.cat(batch.views))
-    z, z_hat = encoder.student(tokens), encoder.anchor(tokens)
+    z, z_ref = encoder.student(tokens), encoder.anchor(tokens)
     loss = method.loss(
         method(z), Rows(torch.where(mask, batch.label.repeat(2), -1), mask, batch.uq_idx.repeat(2), 0, 0)
     )
@@ -118,7 +120,7 @@ def test_a_step_with_a_loss_in_place_of_the_anchor_term(data, tmp_path, alignmen
     )
     assert (tau[~mask] > 0.01).float().mean() > 0.3
     g = torch.where(mask[:, None], g, g - 0.9 * tau[:, None] * (g @ seen.eagc.matrix))
-    value = by_hand(alignment, z[mask], z_hat[mask])
+    value = by_hand(alignment, z[mask], z_ref[mask])
     parameters = list(encoder.tail.parameters())
     expected = torch.autograd.grad([z, 50.0 * value], parameters, [g, None], retain_graph=True)
     share = flat(torch.autograd.grad(50.0 * value, parameters)).norm() / flat(expected).norm()
@@ -144,7 +146,7 @@ def test_training_by_the_proximal_loss_is_training_by_the_anchor_term(data, tmp_
             small_config(data, alignment=alignment, epochs=2, lambda_a=20.0, **GENTLE), tmp_path / alignment
         )
     a, b = (weights(tmp_path / name) for name in ("gradient", "proximal"))
-    start = Loop(small_config(data)).student.state()
+    start = Experiment(small_config(data)).student.state()
     for name in (name for name in a if name.startswith(("encoder.", "method."))):
         torch.testing.assert_close(a[name], b[name], rtol=0, atol=1e-5)
     moved = max((a[name] - start[name]).abs().max().item() for name in start if name.startswith("encoder."))
@@ -193,7 +195,7 @@ def test_two_processes_take_the_steps_of_one_and_measure_the_same(data, tmp_path
         assert {**a, "seconds": 0} == pytest.approx({**b, "seconds": 0}, abs=1e-4)
 
 
-# Blocks of the reference model ---------------------------------------------------------------------------------------------------
+# Blocks of the reference model ------------------------------------------------------------------------------
 
 
 def changed_blocks(tensors, pretrained):
@@ -223,9 +225,9 @@ def test_student_and_reference_train_their_own_blocks(data, tmp_path, pretrained
     assert changed_blocks(the_reference(tmp_path), pretrained) == set(range(4 - reference, 4))
     assert changed_blocks(of_encoder(weights(tmp_path / "run")), pretrained) == set(range(4 - student, 4))
     # The reference model against a whole ViT trained with torch's own SGD, schedule and weight norm
-    built = Loop(config)
+    built = Experiment(config)
     vit = load_backbone("vit_digits", data["weights"], image_size=16, channels=3)
-    with loop_module._seeded(config.seed, -1, 3):
+    with seeded(config.seed, -1, 3):
         head = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(96, 3, bias=False), dim=0)
     head.parametrizations.weight.original0.requires_grad_(False).fill_(1.0)
     trained = [p for p in [*vit.blocks[4 - reference :].parameters(), *head.parameters()] if p.requires_grad]
@@ -260,7 +262,7 @@ def test_a_block_that_only_the_warm_start_changed_survives_resuming_and_evaluati
     assert changed_blocks(end, pretrained) == {1, 2, 3}
 
     class Stop(Callback):
-        def before_update(self, loop, batch):
+        def before_update(self, loop, rows):
             if loop.step == 11:
                 raise KeyboardInterrupt
 
@@ -311,7 +313,7 @@ def test_the_trunk_cache_ends_where_the_first_of_them_is_trained(data, tmp_path)
     train(small_config(data, reference_blocks=2, **switches), tmp_path / "run")
     assert changed_blocks(of_encoder(weights(tmp_path / "run")), the_reference(tmp_path)) == {3}
     with pytest.raises(ValueError, match="grad_from_block: 2 there, 3 now"):
-        Loop(small_config(data, **switches))
+        Experiment(small_config(data, **switches))
 
 
 def test_selex_with_more_blocks_in_the_reference(data, tmp_path, pretrained):

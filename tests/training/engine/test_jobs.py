@@ -11,50 +11,66 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 import small_runs
 import torch
+from run_facts import some_facts
 
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.engine import jobs
 from eagc_ops.training.engine.jobs import Job, default_jobs, run_jobs, unfinished
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.runs import run_job
 
 
 def config(data, **switches):
     return small_runs.small_config(data, "simgcd", epochs=1, reference_epochs=1, **switches)
 
 
-def test_several_processes_in_order_and_a_failure(data, tmp_path):
-    first = Job(config(data), tmp_path / "first", {})
-    second = Job(
-        config(data, lambda_a=0.0), tmp_path / "second", {}, after=(first.folder,)
-    )  # uses the first one's reference model
-    broken = Job(config(data, trainable_blocks=9), tmp_path / "broken", {})
-    ended = list(run_jobs([first, second, broken], at_a_time=2))
-    results = {job.folder.name: result for job, result in ended}
+@pytest.fixture(scope="module")
+def three(data, tmp_path_factory):
+    """Jobs `first`, `second` (with the reference model of the first) and `broken`, done by two processes."""
+    home = tmp_path_factory.mktemp("jobs")
+    first = Job(config(data), home / "first", {})
+    second = Job(config(data, lambda_a=0.0), home / "second", {}, after=(first.folder,))
+    broken = Job(config(data, trainable_blocks=9), home / "broken", {})
+    ended = list(run_jobs([first, second, broken], 2, run_job))
+    return (first, second, broken), {job.folder.name: result for job, result in ended}
+
+
+def test_a_job_waits_for_the_one_it_needs(three):
+    (first, second, _), results = three
     assert list(results).index("first") < list(results).index("second")
+    begun = (second.folder / "tensorboard").stat().st_ctime_ns
+    assert begun > (first.folder / "result.json").stat().st_mtime_ns
+    assert len(list((first.folder.parent / "references").glob("reference-*"))) == 1
+
+
+def test_a_failure_is_given_and_the_others_go_on(three):
+    (first, second, _), results = three
     assert isinstance(results["broken"], ConfigError)
     assert "has only 4 blocks" in str(results["broken"])
-    for name in ("first", "second"):
-        assert results[name] == json.loads((tmp_path / name / "result.json").read_text())
-    assert len(list((tmp_path / "references").glob("reference-*"))) == 1
-    begun = {name: (tmp_path / name / "tensorboard").stat().st_ctime_ns for name in ("first", "second")}
-    assert begun["second"] > (tmp_path / "first" / "result.json").stat().st_mtime_ns
+    for job in (first, second):
+        assert results[job.folder.name] == json.loads((job.folder / "result.json").read_text())
 
+
+def test_finished_jobs_are_not_done_again(three):
+    (first, second, broken), _ = three
     assert unfinished([first, second, broken]) == [broken]
     moved = first._replace(config=first.config.replace(workers=3, root="elsewhere", log_every=1))
     assert unfinished([moved]) == []  # settings of the machine are no part of a run
     facts = RunFolder.open(first.folder).facts
-    assert (
-        unfinished([first._replace(facts={"trunk": facts["trunk"], "split_hash": facts["split_hash"]})]) == []
-    )
-    for other in (
-        first._replace(config=first.config.replace(lambda_p=0.1)),
-        first._replace(facts={"trunk": "of other weights"}),
-        first._replace(facts={"split_hash": "of other data"}),
-    ):
-        with pytest.raises(
-            ConfigError, match="holds a run of other settings, data or weights: look elsewhere"
-        ):
-            unfinished([other], "look elsewhere")
+    same = first._replace(facts={"trunk": facts.trunk, "split_hash": facts.split_hash})
+    assert unfinished([same]) == []
+
+
+@pytest.mark.parametrize("what", ["settings", "weights", "data"])
+def test_a_folder_of_a_different_run_is_refused(three, what):
+    first = three[0][0]
+    other = {
+        "settings": first._replace(config=first.config.replace(lambda_p=0.1)),
+        "weights": first._replace(facts={"trunk": "of other weights"}),
+        "data": first._replace(facts={"split_hash": "of other data"}),
+    }[what]
+    with pytest.raises(ConfigError, match="holds a run of other settings, data or weights: look elsewhere"):
+        unfinished([other], "look elsewhere")
 
 
 def test_a_killed_process_fails_its_jobs_and_nothing_hangs(data, tmp_path):
@@ -67,12 +83,12 @@ def test_a_killed_process_fails_its_jobs_and_nothing_hangs(data, tmp_path):
     pair.append(Job(config(data, eagc=False, seed=2), tmp_path / "seed2", {}, after=(pair[0].folder,)))
     thread = threading.Thread(target=kill_one)
     thread.start()
-    ended = {job.folder: result for job, result in run_jobs(pair, at_a_time=2)}
+    ended = {job.folder: result for job, result in run_jobs(pair, 2, run_job)}
     thread.join()
     assert ended.keys() == {job.folder for job in pair}
     failed = [job for job in pair if isinstance(ended[job.folder], BrokenProcessPool)]
     assert failed and unfinished(pair) == failed  # a short run may have ended before the kill
-    assert [result["last"]["epoch"] for _, result in run_jobs(failed, at_a_time=1)] == [0] * len(
+    assert [result["last"]["epoch"] for _, result in run_jobs(failed, 1, run_job)] == [0] * len(
         failed
     )  # begun or not, they go on
     assert unfinished(pair) == []
@@ -85,16 +101,16 @@ def test_in_one_process_a_failure_does_not_stop_the_others(data, tmp_path):
         Job(config(data, trainable_blocks=9), tmp_path / "bad", {}),
         Job(config(data, eagc=False), tmp_path / "good", {}),
     ]
-    (_, bad), (_, good) = run_jobs(pair, at_a_time=1)
+    (_, bad), (_, good) = run_jobs(pair, 1, run_job)
     assert isinstance(bad, ConfigError)
     assert good["last"]["epoch"] == 0
 
 
 def test_an_estimated_k_is_the_run_that_asked_for_it(tmp_path, data):
     asked = config(data, k="estimate")
-    RunFolder.create(tmp_path / "run", asked.replace(k=6), {"k_estimate": {"k": 6}})
+    RunFolder.create(tmp_path / "run", asked.replace(k=6), some_facts(k_estimate={"k": 6}))
     assert [job.folder.name for job in unfinished([Job(asked, tmp_path / "run", {})])] == ["run"]
-    RunFolder.create(tmp_path / "given", asked.replace(k=6), {})
+    RunFolder.create(tmp_path / "given", asked.replace(k=6), some_facts())
     with pytest.raises(ConfigError, match="other settings"):
         unfinished([Job(asked, tmp_path / "given", {})])
 

@@ -1,4 +1,4 @@
-"""The loop on real files: killed and resumed, repeated, in two processes, with and without EAGC, against plain training code."""
+"""The loop on real files: killed and resumed, repeated, in two processes, against plain training code."""
 
 import json
 import math
@@ -16,15 +16,20 @@ import torch
 from small_runs import FirstStep, small_config
 from torch.nn import functional as F
 
-from eagc_ops import Subspace
+from eagc_ops import Subspace, environment
+from eagc_ops.files import fingerprint
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import open_data, train_loader
-from eagc_ops.training.engine import loop as loop_module
+from eagc_ops.training.data.loaders import seeded
+from eagc_ops.training.engine import experiment as experiment_module
 from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
-from eagc_ops.training.engine.loop import Callback, Loop, RunWarning, evaluate, resume, train
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.loop import Callback, RunWarning
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.engine.store import reference_key
 from eagc_ops.training.methods import Rows
 from eagc_ops.training.models import reference_model as reference_module
+from eagc_ops.training.runs import evaluate, resume, train
 
 SCRIPT = Path(small_runs.__file__)
 GENTLE = {"backbone_lr": 0.01, "head_lr": 0.01}  # steps that do not blow rounding up
@@ -41,7 +46,7 @@ def whole(data, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def killed(data, whole, tmp_path_factory):
-    """Real processes: three runs like `whole` that were killed, one with two ranks, one in bf16. Name -> folder."""
+    """Real processes: runs like `whole` that were killed, one with two ranks, one in bf16; name -> folder."""
     folder = tmp_path_factory.mktemp("killed")
     config = whole[0].to_json()
     scenarios = {
@@ -70,7 +75,7 @@ def killed(data, whole, tmp_path_factory):
 
 
 def same(a, b):
-    """Last and best checkpoints of two runs, bit for bit (in a file the order of the header's entries is not fixed)."""
+    """Last and best checkpoints of two runs, bit for bit (the order of a header's entries is not fixed)."""
     for name in ("last.safetensors", "best.safetensors"):
         (tensors, state), (other_tensors, other_state) = load_checkpoint(a / name), load_checkpoint(b / name)
         if state != other_state or tensors.keys() != other_tensors.keys():
@@ -83,7 +88,7 @@ def same(a, b):
 class Counter(Callback):
     taken = 0
 
-    def after_update(self, loop, batch):
+    def after_update(self, loop, rows):
         self.taken += 1
 
 
@@ -98,7 +103,7 @@ def weights(folder, name="last"):
     return load_checkpoint(Path(folder) / f"{name}.safetensors")[0]
 
 
-# Kill and resume ---------------------------------------------------------------------------------------------------------------
+# Kill and resume --------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["in an epoch", "in a write", "before a rename", "before any checkpoint"])
@@ -151,7 +156,7 @@ def test_resuming_a_complete_run_returns_its_result(whole):
     assert (whole[1] / "metrics.jsonl").read_bytes() == before
 
 
-# Two processes -------------------------------------------------------------------------------------------------------------------
+# Two processes ----------------------------------------------------------------------------------------------
 
 
 def test_two_processes_take_the_steps_of_one(data, killed, tmp_path):
@@ -164,7 +169,7 @@ def test_two_processes_take_the_steps_of_one(data, killed, tmp_path):
         torch.testing.assert_close(
             two[name], one[name], rtol=0, atol=limit, msg=lambda m, name=name: f"{name}: {m}"
         )
-    start = Loop(small_config(data)).student.state()
+    start = Experiment(small_config(data)).student.state()
     assert (
         one["method.classifier.weight"] - start["method.classifier.weight"]
     ).abs().max() > 1e-3  # something was trained
@@ -186,12 +191,12 @@ def test_bf16_follows_fp32(data, killed, tmp_path):
     assert all(tensor.dtype == torch.float32 for name, tensor in b.items() if tensor.is_floating_point())
 
 
-# Against plain code --------------------------------------------------------------------------------------------------------------
+# Against plain code -----------------------------------------------------------------------------------------
 
 
 def plain_simgcd(config, tail=None):
     """What training is without this package's loop: encoder, heads, loss, backward, SGD by hand."""
-    built = Loop(config)
+    built = Experiment(config)
     encoder, method = built.student.encoder, built.student.method
     if tail is not None:
         encoder.load_tail(tail)
@@ -202,7 +207,7 @@ def plain_simgcd(config, tail=None):
     for epoch in range(config.epochs):
         for position, batch in enumerate(built.batches.train.epoch(epoch)):
             z = encoder.student(encoder.trunk(torch.cat(batch.views)))
-            mask = torch.cat([batch.labelled, batch.labelled])
+            mask = torch.cat([batch.mask, batch.mask])
             label = torch.where(mask, torch.cat([batch.label, batch.label]), -1)
             loss = method.loss(method(z), Rows(label, mask, batch.uq_idx.repeat(2), epoch, position))
             gradients = torch.autograd.grad(loss.supervised + loss.unsupervised, [p for p, _ in groups])
@@ -234,9 +239,9 @@ def test_eagc_with_both_strengths_zero_is_no_eagc_bit_for_bit(data, tmp_path):
 
 @pytest.mark.parametrize("accumulation", [1, 2])
 def test_the_gradient_of_a_step_is_loss_plus_alignment_minus_projection(data, tmp_path, accumulation):
-    """One step, by autograd and the paper's formulas: the anchor as a proximal loss, the projection as a correction of dL/dz."""
+    """One step by autograd and the paper's formulas: a proximal loss as anchor, a projection of dL/dz."""
     seen = FirstStep()
-    # Not warm-started, so that z differs from z_hat; energies fixed; strengths that show
+    # Not warm-started, so that z differs from z_ref; energies fixed; strengths that show
     config = small_config(
         data,
         warm_start=False,
@@ -248,7 +253,7 @@ def test_the_gradient_of_a_step_is_loss_plus_alignment_minus_projection(data, tm
     )
     train(config, tmp_path / "run", [seen])
 
-    built = Loop(config)
+    built = Experiment(config)
     encoder, method = built.student.encoder, built.student.method
     (file,) = (tmp_path / "references").glob("reference*")
     tail = load_checkpoint(file)[0]
@@ -259,9 +264,9 @@ def test_the_gradient_of_a_step_is_loss_plus_alignment_minus_projection(data, tm
     total, tau_seen, size = 0, [], 8 // accumulation
     for part in range(accumulation):
         cut = slice(part * size, (part + 1) * size)
-        mask = batch.labelled[cut].repeat(2)
+        mask = batch.mask[cut].repeat(2)
         tokens = encoder.trunk(torch.cat([view[cut] for view in batch.views]))
-        z, z_hat = encoder.student(tokens), encoder.anchor(tokens)
+        z, z_ref = encoder.student(tokens), encoder.anchor(tokens)
         label = torch.where(mask, batch.label[cut].repeat(2), -1)
         loss = method.loss(method(z), Rows(label, mask, batch.uq_idx[cut].repeat(2), 0, 0))
         (g,) = torch.autograd.grad(loss.supervised + loss.unsupervised, z)
@@ -269,7 +274,7 @@ def test_the_gradient_of_a_step_is_loss_plus_alignment_minus_projection(data, tm
         tau = (1 - energy / (mean_energy + 1e-6)).clamp(0, 1).detach()
         tau_seen.append(tau[~mask])
         g = torch.where(mask[:, None], g, g - 0.9 * tau[:, None] * (g @ S))
-        proximal = 200.0 / 2 * F.mse_loss(z[mask], z_hat[mask])
+        proximal = 200.0 / 2 * F.mse_loss(z[mask], z_ref[mask])
         parts = torch.autograd.grad([z, proximal], list(encoder.tail.parameters()), [g, None])
         total = [a + b / accumulation for a, b in zip(total or [0] * len(parts), parts)]
     assert (torch.cat(tau_seen) > 0.01).float().mean() > 0.3
@@ -277,16 +282,16 @@ def test_the_gradient_of_a_step_is_loss_plus_alignment_minus_projection(data, tm
         torch.testing.assert_close(got, expected, rtol=1e-4, atol=1e-5 * expected.abs().max().item())
 
 
-# The reference stage -------------------------------------------------------------------------------------------------------------
+# The reference stage ----------------------------------------------------------------------------------------
 
 
 def test_the_reference_model_is_supervised_training_of_the_last_block(data, tmp_path):
     """Against a whole ViT trained with torch's own SGD, scheduler and weight norm."""
     config = small_config(data, epochs=1)
     result = train(config, tmp_path / "run")
-    built = Loop(config)
+    built = Experiment(config)
     vit = built.student.encoder.vit
-    with loop_module._seeded(config.seed, -1, 3):
+    with seeded(config.seed, -1, 3):
         head = torch.nn.utils.parametrizations.weight_norm(
             torch.nn.Linear(vit.embed_dim, 3, bias=False), dim=0
         )
@@ -331,7 +336,7 @@ def test_the_reference_model_is_supervised_training_of_the_last_block(data, tmp_
 def test_a_fingerprint_decides_whether_a_reference_is_used_again(data, tmp_path, monkeypatch):
     trained = []
     original = reference_module.train_reference
-    monkeypatch.setattr(loop_module, "train_reference", lambda *a: trained.append(1) or original(*a))
+    monkeypatch.setattr(experiment_module, "train_reference", lambda *a: trained.append(1) or original(*a))
     config = small_config(data, epochs=1)
 
     def references(name, **switches):
@@ -356,18 +361,16 @@ def test_a_fingerprint_decides_whether_a_reference_is_used_again(data, tmp_path,
     assert references("split", split_file=str(fewer)) == 1
 
     # The name of a file counts for nothing: content under a wrong name is refused
-    built = Loop(config)
-    key = reference_module.reference_key(
-        built.student.encoder, config, built.data.split_hash, built.batches.identity
-    )
-    right = tmp_path / "references" / f"reference-1-{reference_module.fingerprint(key)[:16]}.safetensors"
+    built = Experiment(config)
+    key = reference_key(built.student.encoder, config, built.data.split_hash, built.batches.identity)
+    right = tmp_path / "references" / f"reference-1-{fingerprint(key)[:16]}.safetensors"
     other = next(file for file in right.parent.glob("reference*") if file != right)
     shutil.copy(other, right)
     with pytest.raises(CheckpointError, match="holds something else than its name says"):
         references("wrong")
 
 
-# Checkpoints that cannot be used -------------------------------------------------------------------------------------------------
+# Checkpoints that cannot be used ----------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -413,74 +416,99 @@ def test_a_foreign_checkpoint_names_what_differs(data, half_done, tmp_path):
         resume(half_done)
 
 
-def test_other_images_and_other_settings_are_refused(data, half_done, tmp_path):
+def test_other_images_are_refused(half_done, tmp_path):
     fewer = tmp_path / "fewer.json"
     fewer.write_text(json.dumps({"known_classes": ["class3", "class4"], "labelled_fraction": 0.5}))
     with pytest.raises(CheckpointError, match="split_hash"):
         resume(half_done, split_file=str(fewer))
+
+
+def test_other_settings_are_refused(half_done):
     with pytest.raises(ConfigError, match="epochs cannot change in a run that exists"):
         resume(half_done, epochs=5)
 
 
-def test_folders_that_are_not_what_they_should_be(data, whole, tmp_path):
+def test_a_new_run_needs_an_empty_folder(whole):
     with pytest.raises(ConfigError, match="is not an empty folder: resume the run in it"):
         train(whole[0], whole[1])
+
+
+def test_a_folder_without_run_json_is_no_run(tmp_path):
     with pytest.raises(ConfigError, match="is not a run folder"):
         resume(tmp_path)
+
+
+def test_a_run_json_that_was_cut_short_is_named(tmp_path):
     (tmp_path / "run.json").write_text('{"config": {"method": "small", "epochs": ')
     with pytest.raises(ConfigError, match=r"run\.json cannot be read"):
         resume(tmp_path)
+
+
+def test_a_run_json_with_a_wrong_setting_is_named(whole, tmp_path):
     (tmp_path / "run.json").write_text(json.dumps({"config": {**whole[0].to_json(), "epochs": "three"}}))
     with pytest.raises(ConfigError, match="epochs must be a whole number, got 'three'"):
         resume(tmp_path)
 
 
-# What a run leaves behind --------------------------------------------------------------------------------------------------------
+# What a run leaves behind -----------------------------------------------------------------------------------
 
 
-def test_the_folder_says_what_was_run_and_what_happened(data, whole):
-    config, path, result = whole
-    folder = RunFolder.open(path)
-    assert folder.config == config
-    found = open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
-    assert folder.facts["split_hash"] == found.split_hash
-    assert [folder.facts[key] for key in ("known", "classes", "images", "labelled", "steps_per_epoch")] == [
-        3,
-        5,
-        60,
-        18,
-        7,
-    ]
-    assert folder.facts["versions"]["torch"] == torch.__version__.split("+")[0]
-    assert "git_commit" in folder.facts
+@pytest.fixture
+def opened(data):
+    """The data of the runs."""
+    return open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
 
-    epochs = [line for line in folder.metrics() if line["kind"] == "epoch"]
-    steps = [line for line in folder.metrics() if line["kind"] == "step"]
+
+def of_kind(folder, kind):
+    return [line for line in RunFolder.open(folder).metrics() if line["kind"] == kind]
+
+
+def test_the_folder_says_what_was_run(whole, opened):
+    folder = RunFolder.open(whole[1])
+    assert folder.config == whole[0]
+    facts = folder.facts
+    assert facts.split_hash == opened.split_hash
+    assert (facts.known, facts.classes, facts.images, facts.labelled) == (3, 5, 60, 18)
+    assert facts.steps_per_epoch == 7
+    assert facts.versions["torch"] == torch.__version__.split("+")[0]
+    assert (facts.commit is None) == (environment.commit() is None)
+
+
+def test_the_folder_says_what_happened(whole):
+    _, path, result = whole
+    epochs, steps = of_kind(path, "epoch"), of_kind(path, "step")
     assert [line["epoch"] for line in epochs] == [0, 1, 2]
-    assert [(line["epoch"], line["position"]) for line in steps] == [
-        (e, p) for e in range(3) for p in (2, 5, 6)
-    ]
+    positions = [(line["epoch"], line["position"]) for line in steps]
+    assert positions == [(e, p) for e in range(3) for p in (2, 5, 6)]
     assert result["last"] == {key: epochs[-1][key] for key in ("epoch", "all", "old", "new")}
     assert result["best"]["all"] == max(line["all"] for line in epochs)
     assert result["headline"] == "best"
-    # the loss adds up, and the histograms count the unlabelled rows of exactly that batch
-    line = steps[4]
+
+
+def test_the_logged_loss_adds_up(whole):
+    line = of_kind(whole[1], "step")[4]
     assert line["loss"] == pytest.approx(line["supervised"] + line["unsupervised"], rel=1e-5)
     assert line["supervised"] == pytest.approx(0.35 * (line["cls"] + line["supcon"]), rel=1e-5)
-    batch = next(iter(train_loader(found, batch_size=8, seed=0).epoch(1, start=5)))
+
+
+def test_the_histograms_count_the_unlabelled_rows_of_exactly_that_batch(whole, opened):
+    line = of_kind(whole[1], "step")[4]
+    batch = next(iter(train_loader(opened, batch_size=8, seed=0).epoch(1, start=5)))
     for name in ("energy", "tau"):
-        assert sum(line[f"{name}_histogram"]) == 2 * (~batch.labelled).sum().item()
+        assert sum(line[f"{name}_histogram"]) == 2 * (~batch.mask).sum().item()
         quantiles = [line[f"{name}_q{q}"] for q in (0, 10, 25, 50, 75, 90, 100)]
         assert quantiles == sorted(quantiles)
         assert quantiles[0] >= 0
         assert quantiles[-1] <= 1
 
+
+def test_tensorboard_has_the_numbers_of_the_lines(whole):
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    board = EventAccumulator(str(path / "tensorboard")).Reload()
-    assert [round(event.value, 4) for event in board.Scalars("epoch/all")] == [
-        round(line["all"], 4) for line in epochs
-    ]
+    epochs, steps = of_kind(whole[1], "epoch"), of_kind(whole[1], "step")
+    board = EventAccumulator(str(whole[1] / "tensorboard")).Reload()
+    shown = [round(event.value, 4) for event in board.Scalars("epoch/all")]
+    assert shown == [round(line["all"], 4) for line in epochs]
     assert len(board.Scalars("step/tau_q50")) == len(steps)
 
 
@@ -493,11 +521,11 @@ def test_evaluation_of_the_folder_gives_the_result(whole):
 def test_a_run_that_collapses_and_a_tau_of_zero_are_said(data, tmp_path, monkeypatch):
     config = small_config(data, epochs=1)
     monkeypatch.setattr(
-        loop_module, "known_subspace", lambda *_: Subspace(torch.eye(96), 1.0)
+        experiment_module, "known_subspace", lambda *_: Subspace(torch.eye(96), 1.0)
     )  # every energy is 1
 
     class Collapse(Callback):
-        def after_update(self, loop, batch):
+        def after_update(self, loop, rows):
             with torch.no_grad():
                 loop.student.method.classifier.weight.copy_(
                     torch.randn(1, 96) * 1e-3 - torch.arange(5)[:, None]
@@ -518,7 +546,7 @@ def test_the_trunk_cache_gives_the_run_it_would_give_through_the_trunk(data, tmp
 
     config = small_config(data, trunk_cache=str(tmp_path / "cache"), cache_views=4, epochs=2)
     train(config, tmp_path / "cached" / "run")
-    original = loop_module.batches
+    original = experiment_module.batches
 
     def through_the_trunk(found, config, encoder, **options):
         made = original(found, config.replace(trunk_cache=None), encoder, **options)
@@ -527,7 +555,7 @@ def test_the_trunk_cache_gives_the_run_it_would_give_through_the_trunk(data, tmp
             object.__setattr__(loader._loader, "dataset", pixels)
         return made
 
-    monkeypatch.setattr(loop_module, "batches", through_the_trunk)
+    monkeypatch.setattr(experiment_module, "batches", through_the_trunk)
     train(config, tmp_path / "pixels" / "run")
     cached, pixels = weights(tmp_path / "cached" / "run"), weights(tmp_path / "pixels" / "run")
     for name in cached:

@@ -1,4 +1,4 @@
-"""Whole runs of LegoGCD and SPTNet with and without EAGC: on the digits, resumed inside an epoch, and in two processes."""
+"""Whole runs of LegoGCD and SPTNet with and without EAGC: resumed inside an epoch, and in two processes."""
 
 import copy
 import json
@@ -15,10 +15,12 @@ from small_runs import small_config
 
 from eagc_ops.training.config import resolve
 from eagc_ops.training.data import open_data
-from eagc_ops.training.engine import loop as loop_module
+from eagc_ops.training.engine import experiment as experiment_module
 from eagc_ops.training.engine.checkpoint import load_checkpoint
-from eagc_ops.training.engine.loop import Callback, Loop, resume, train
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.loop import Callback
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.runs import resume, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
 
@@ -40,12 +42,12 @@ GENTLE = {"backbone_lr": 0.01, "head_lr": 0.01}  # steps that do not blow roundi
 
 
 class Snapshot(Callback):
-    """Keeps what is on the disk at the fifth batch of the second epoch, as a kill would leave it: the checkpoint is of the third."""
+    """Copies the folder at the fifth batch of the second epoch, as a kill would leave it."""
 
     def __init__(self, folder):
         self.folder = folder
 
-    def before_update(self, loop, batch):
+    def before_update(self, loop, rows):
         if (loop.epoch, loop.position) == (1, 4):
             shutil.copytree(loop.folder.path, self.folder)
 
@@ -61,10 +63,10 @@ def a_quarter(*arguments, **options):
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """Where the runs on the digits are, side by side, so that they share a reference model; with the starts of SPTNet."""
+    """The folder of all runs on the digits, which share a reference model; it holds the starts of SPTNet."""
     folder = tmp_path_factory.mktemp("digits")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop_module, "open_data", a_quarter)
+        patch.setattr(experiment_module, "open_data", a_quarter)
         for eagc in (False, True):
             train(
                 resolve("small", "digits", "release", eagc=eagc, epochs=1, **BATCHES),
@@ -75,13 +77,13 @@ def folder(tmp_path_factory):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_two_epochs_on_the_digits_and_the_same_bytes_after_a_resume(folder, way, monkeypatch):
-    monkeypatch.setattr(loop_module, "open_data", a_quarter)
+    monkeypatch.setattr(experiment_module, "open_data", a_quarter)
     method, switches = WAYS[way]
     if method == "small_sptnet":
         switches = {**switches, "init": str(folder / switches["init"]), "phase_batches": 3}
     config = resolve(method, "digits", "release", epochs=2, **BATCHES, **switches)
     run, again = folder / way, folder / f"{way}, resumed"
-    start = Loop(config).student.state()
+    start = Experiment(config).student.state()
     result = train(config, run, [Snapshot(again)])
     assert load_checkpoint(again / "last.safetensors")[1]["position"] == 3
     assert resume(again) == result

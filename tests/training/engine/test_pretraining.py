@@ -8,7 +8,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.data import open_data
 from eagc_ops.training.engine import pretraining as pretrain
-from eagc_ops.training.engine.pretraining import affine, digits_encoder, knn_accuracy
+from eagc_ops.training.engine.pretraining import affine, knn_accuracy, pretrained_encoder
 from eagc_ops.training.models.backbones import load_backbone
 
 
@@ -43,16 +43,16 @@ def test_weights_are_made_once_used_again_and_judged(tmp_path, monkeypatch):
     monkeypatch.setattr(
         pretrain, "pretrain", lambda pixels, epochs: load_backbone("vit_digits", image_size=16, channels=1)
     )
-    first = digits_encoder(file, data, epochs=3)
+    first = pretrained_encoder(file, data, epochs=3)
     assert first.seconds is not None
     assert "3 epochs in 0 s" in str(first)
     assert f"< {pretrain.NEEDED:.0%}" in first.fault  # random weights
     monkeypatch.setattr(pretrain, "pretrain", None)
-    again = digits_encoder(file, data, epochs=3)
+    again = pretrained_encoder(file, data, epochs=3)
     assert (again.seconds, again.accuracy) == (None, first.accuracy)
     assert "used again" in str(again)
     with pytest.raises(ConfigError, match="other settings"):
-        digits_encoder(file, data, epochs=4)
+        pretrained_encoder(file, data, epochs=4)
     assert first._replace(accuracy=0.95).fault is None
 
 
@@ -73,7 +73,7 @@ def test_of_several_processes_one_makes_the_encoder_and_the_others_wait(tmp_path
     monkeypatch.setattr(
         pretrain, "pretrain", lambda pixels, epochs: load_backbone("vit_digits", image_size=16, channels=1)
     )
-    made, waited = digits_encoder(other, data, epochs=1), []
+    made, waited = pretrained_encoder(other, data, epochs=1), []
 
     def sleep(seconds):
         waited.append(seconds)
@@ -81,5 +81,5 @@ def test_of_several_processes_one_makes_the_encoder_and_the_others_wait(tmp_path
 
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setattr(pretrain.time, "sleep", sleep)
-    assert digits_encoder(file, data, epochs=1) == made._replace(file=file, seconds=None)
+    assert pretrained_encoder(file, data, epochs=1) == made._replace(file=file, seconds=None)
     assert len(waited) == 1

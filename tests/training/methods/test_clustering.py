@@ -16,58 +16,58 @@ def mean(rows):
     return [sum(column) / len(rows) for column in zip(*rows)]
 
 
-def nearest(point, centres, allowed=None):
-    candidates = range(len(centres)) if allowed is None else allowed
-    return min(candidates, key=lambda c: squared(point, centres[c]))
+def nearest(point, centers, allowed=None):
+    candidates = range(len(centers)) if allowed is None else allowed
+    return min(candidates, key=lambda c: squared(point, centers[c]))
 
 
 def brute_force(points, fixed, k, draws, cluster_size=None, iterations=10, tolerance=1e-4):
-    """One restart of the published description: (labels, centres, inertia) of the iteration with the lowest inertia."""
+    """One restart as published: (labels, centers, inertia) of the iteration with the lowest inertia."""
     free = [i for i, c in enumerate(fixed) if c == FREE]
     constrained = [i for i, c in enumerate(fixed) if c != FREE]
-    centres = [
+    centers = [
         mean([points[i] for i in constrained if fixed[i] == c]) if c in fixed else None for c in range(k)
     ]
     anchored = [c in fixed for c in range(k)]
     for c in range(k):
-        if centres[c] is None:
-            existing = [centre for centre in centres if centre is not None]
+        if centers[c] is None:
+            existing = [center for center in centers if center is not None]
             weight = [
-                min(squared(points[i], centre) for centre in existing) if existing else 1.0 for i in free
+                min(squared(points[i], center) for center in existing) if existing else 1.0 for i in free
             ]
             r, total = next(draws), 0.0
             for i, w in zip(free, weight):
                 total += w / sum(weight)
                 if total >= r:
-                    centres[c] = points[i]
+                    centers[c] = points[i]
                     break
     best = None
     for stage in ("A", "B") if cluster_size is not None else ("B",):
         for t in range(iterations):
             label = {
-                i: fixed[i] if i in constrained else nearest(points[i], centres) for i in range(len(points))
+                i: fixed[i] if i in constrained else nearest(points[i], centers) for i in range(len(points))
             }
-            inertia = sum(squared(points[i], centres[label[i]]) for i in label)
+            inertia = sum(squared(points[i], centers[label[i]]) for i in label)
             for _ in range(t if stage == "A" else 0):
                 room = [max(cluster_size - sum(fixed[i] == c for i in constrained), 0) for c in range(k)]
                 members = {
                     c: sorted(
-                        (i for i in free if label[i] == c), key=lambda i, c=c: squared(points[i], centres[c])
+                        (i for i in free if label[i] == c), key=lambda i, c=c: squared(points[i], centers[c])
                     )
                     for c in range(k)
                 }
                 not_full = [c for c in range(k) if len(members[c]) < room[c]]
                 released = [i for c in range(k) for i in members[c][room[c] :]]
                 for i in released:
-                    label[i] = nearest(points[i], centres, not_full)
+                    label[i] = nearest(points[i], centers, not_full)
             moved = []
             for c in range(k):
                 rows = [points[i] for i in label if label[i] == c]
-                moved.append(centres[c] if not rows or (stage == "A" and anchored[c]) else mean(rows))
+                moved.append(centers[c] if not rows or (stage == "A" and anchored[c]) else mean(rows))
             if best is None or inertia < best[2]:
                 best = [label[i] for i in range(len(points))], moved, inertia
-            shift = sum(squared(a, b) ** 0.5 for a, b in zip(moved, centres))
-            centres = moved
+            shift = sum(squared(a, b) ** 0.5 for a, b in zip(moved, centers))
+            centers = moved
             if shift**2 < tolerance:
                 break
     return best
@@ -104,16 +104,16 @@ def test_against_brute_force(restarts, cluster_size, iterations):
         )
         draws = iter(
             torch.rand(3 * restarts, generator=generator(seed), dtype=torch.float64).tolist()
-        )  # three centres are not anchored
+        )  # three centers are not anchored
         runs = [
             brute_force(x.tolist(), fixed.tolist(), 6, draws, cluster_size, iterations)
             for _ in range(restarts)
         ]
-        labels, centres, inertia = min(runs, key=lambda run: run[2])
+        labels, centers, inertia = min(runs, key=lambda run: run[2])
         assert found.labels.tolist() == labels
         assert found.inertia == pytest.approx(inertia, rel=1e-10)
         torch.testing.assert_close(
-            found.centres, torch.tensor(centres, dtype=torch.float64), rtol=1e-10, atol=1e-10
+            found.centers, torch.tensor(centers, dtype=torch.float64), rtol=1e-10, atol=1e-10
         )
 
 
@@ -175,7 +175,7 @@ def test_blobs_that_do_not_overlap_are_found():
     )  # one cluster per class
 
 
-# Balancing -----------------------------------------------------------------------------------------------------------------------
+# Balancing --------------------------------------------------------------------------------------------------
 
 
 def test_balancing_ends_with_no_cluster_above_its_room():
@@ -196,20 +196,20 @@ def test_one_round_releases_the_farthest_and_sends_them_to_the_nearest_with_room
     assert _balance(distance, torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1, 1, 2])).tolist() == [0, 2, 3, 1]
 
 
-# Edges ---------------------------------------------------------------------------------------------------------------------------
+# Edges ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cluster_size", [None, 10])
-def test_an_empty_cluster_keeps_its_centre(cluster_size):
+def test_an_empty_cluster_keeps_its_center(cluster_size):
     """Two different points, five clusters: at most two of them can have points."""
     x = torch.tensor([[1.0, 0.0]] * 15 + [[0.0, 1.0]] * 15)
     fixed = torch.tensor([0] + [FREE] * 29)
     found = semi_supervised_kmeans(x, fixed, 5, generator=generator(), cluster_size=cluster_size)
     counts = found.labels.bincount(minlength=5)
     assert (counts == 0).any()
-    assert found.centres.isfinite().all()
-    for centre in found.centres[counts == 0]:
-        assert centre.tolist() in ([1.0, 0.0], [0.0, 1.0])  # where k-means++ put it
+    assert found.centers.isfinite().all()
+    for center in found.centers[counts == 0]:
+        assert center.tolist() in ([1.0, 0.0], [0.0, 1.0])  # where k-means++ put it
     assert found.inertia == pytest.approx(0, abs=1e-5)
 
 
@@ -219,7 +219,7 @@ def test_nothing_free_and_a_known_class_without_points():
         x, y, 8, generator=generator(), cluster_size=9
     )  # clusters 6 and 7 stay empty
     assert torch.equal(found.labels, y)
-    assert found.centres.isfinite().all()
+    assert found.centers.isfinite().all()
     fixed = torch.where(y == 2, y, FREE)  # classes 0 and 1 have no fixed point: they start like new ones
     found = semi_supervised_kmeans(x, fixed, 6, generator=generator())
     draws = iter(torch.rand(5, generator=generator(), dtype=torch.float64).tolist())
@@ -230,8 +230,8 @@ def test_draws_come_from_the_generator_alone():
     x, fixed, _ = blobs(0)
     state = torch.random.get_rng_state()
     a, b, c = (semi_supervised_kmeans(x, fixed, 6, generator=generator(seed)) for seed in (0, 0, 11))
-    assert torch.equal(a.centres, b.centres)
-    assert not torch.equal(a.centres, c.centres)
+    assert torch.equal(a.centers, b.centers)
+    assert not torch.equal(a.centers, c.centers)
     assert torch.equal(torch.random.get_rng_state(), state)
 
 

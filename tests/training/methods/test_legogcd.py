@@ -1,4 +1,4 @@
-"""LegoGCD's two terms against the published formulas, written out with Python loops in fp64, and its running mean prediction."""
+"""LegoGCD's two terms against the published formulas in fp64 Python, and its running mean prediction."""
 
 import functools
 import math
@@ -137,7 +137,7 @@ def test_total_loss_is_the_published_mix(dual):
     c = outputs[0].tolist()
     loss, simgcd = method.loss(outputs, batch()), plain.loss(outputs, batch())
     selected = [
-        not batch().labelled[i] and max(p := softmax([v / 0.1 for v in c[i]])) >= 0.3 and p.index(max(p)) < 3
+        not batch().mask[i] and max(p := softmax([v / 0.1 for v in c[i]])) >= 0.3 and p.index(max(p)) < 3
         for i in range(ROWS)
     ]
     assert 0 < sum(selected) < 4
@@ -158,7 +158,7 @@ def test_qhat_is_a_running_mean_that_is_updated_after_its_use():
         outputs = method(torch.randn(ROWS, 16, dtype=torch.float64))
         c = outputs[0].tolist()
         loss = method.loss(outputs, batch())
-        selected = [not batch().labelled[i] and row.index(max(row)) < 3 for i, row in enumerate(c)]
+        selected = [not batch().mask[i] and row.index(max(row)) < 3 for i, row in enumerate(c)]
         assert loss.terms["ler"].item() == pytest.approx(ler_by_loops(c, selected, expected), rel=1e-12), step
         means = [sum(column) / ROWS for column in zip(*(softmax(row) for row in c))]  # temperature 1
         expected = [0.999 * q + 0.001 * m for q, m in zip(expected, means)]

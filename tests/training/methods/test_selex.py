@@ -1,4 +1,4 @@
-"""SelEx: its terms against the published formulas written out with Python loops in fp64, its clusters, and whole runs."""
+"""SelEx: its terms against the published formulas in fp64 Python, its clusters, and whole runs."""
 
 import copy
 import dataclasses
@@ -16,9 +16,10 @@ from torch.nn import functional as F
 
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.data import Draw, KeyedViews, draw_key, open_data
-from eagc_ops.training.engine import loop as loop_module
+from eagc_ops.training.engine import experiment as experiment_module
 from eagc_ops.training.engine.checkpoint import load_checkpoint
-from eagc_ops.training.engine.loop import Callback, Loop, evaluate, resume, train
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.loop import Callback
 from eagc_ops.training.methods import METHODS, Problem, Rows, register, selex
 from eagc_ops.training.methods.clustering import Clusters
 from eagc_ops.training.methods.selex import (
@@ -30,6 +31,7 @@ from eagc_ops.training.methods.selex import (
     soft_info_nce,
     soft_targets,
 )
+from eagc_ops.training.runs import evaluate, resume, train
 
 DATASETS = ("cub", "scars", "aircraft", "cifar100", "imagenet100", "herbarium19")
 IMAGES = 6
@@ -43,7 +45,7 @@ def make(problem=None, preset="baseline", dataset="cub", **switches):
     return METHODS["selex"](resolve("selex", dataset, preset, **{"embedding_dim": 40, **switches}), problem)
 
 
-# The hierarchy -------------------------------------------------------------------------------------------------------------------
+# The hierarchy ----------------------------------------------------------------------------------------------
 
 
 def test_levels_of_the_data_sets():
@@ -75,11 +77,11 @@ def test_radius_is_half_the_way_to_the_nearest_other_prototype():
 
 
 class Plan:
-    """Stands for features: unit blobs of `classes` classes, `labelled` first, in the order of the merged set."""
+    """In place of features: unit blobs of `classes` classes, `labelled` first, in the merged set's order."""
 
     def __init__(self, known=4, novel=4, each=12, dim=16, spread=0.12):
         g = torch.Generator().manual_seed(2)
-        centres = F.normalize(torch.randn(known + novel, dim, generator=g), dim=1)
+        centers = F.normalize(torch.randn(known + novel, dim, generator=g), dim=1)
         y = torch.arange(known + novel).repeat_interleave(each)
         first = (y < known) & (torch.arange(len(y)) % 2 == 0)
         rest = (~first).nonzero().flatten()
@@ -87,7 +89,7 @@ class Plan:
             [y[first], y[rest[torch.randperm(len(rest), generator=g)]]]
         )  # unlabelled images of all classes in any order
         self.y, self.known, self.labelled_count = y, known, int(first.sum())
-        self.z = 5 * (centres[y] + spread * torch.randn(len(y), dim, generator=g))
+        self.z = 5 * (centers[y] + spread * torch.randn(len(y), dim, generator=g))
         self.label = torch.where(torch.arange(len(y)) < self.labelled_count, y, -1)
         self.uq_idx = torch.randperm(len(y), generator=g)  # positions in the data set, not in the merged one
         self.problem = Problem(dim, known, known + novel, len(y), 3, 8, 4)
@@ -141,7 +143,7 @@ def test_coarse_groups_are_k_means_of_the_known_prototypes_of_level_0():
 
 
 def test_index_order_of_coarse_labels():
-    """Published: position p of [predicted known, predicted novel] is read as position p of [labelled, unlabelled]."""
+    """Published: position p of [predicted known, novel] is read as position p of [labelled, unlabelled]."""
     plan = Plan()
     x = F.normalize(plan.z, dim=1)
     right, published = (
@@ -162,7 +164,7 @@ def test_index_order_of_coarse_labels():
             published[level].labels[:n], right[level].labels[:n]
         )  # labelled images are right either way
         assert not torch.equal(published[level].labels[n:], right[level].labels[n:])
-        assert torch.equal(published[level].centres, right[level].centres)
+        assert torch.equal(published[level].centers, right[level].centers)
 
 
 @pytest.mark.parametrize(("balanced", "sizes"), [(True, [12, 24, 48, 12]), (False, [None] * 4)])
@@ -179,7 +181,8 @@ def test_clustering_settings(monkeypatch, balanced, sizes):
     assert [a[2] for a, _ in calls] == [8, 4, 2, 8]
     assert [o["restarts"] for _, o in calls] == [1, 1, 1, 10]
     assert [o["iterations"] for _, o in calls] == [10] * 4
-    # the evaluation: labelled images fixed, the truth of the others not seen, unit features, labels of the unlabelled ones returned
+    # the evaluation: labelled images fixed, the truth of the others not seen, unit features, labels of the
+    # unlabelled ones returned
     x, fixed, _ = calls[-1][0]
     assert torch.equal(fixed, plan.label)
     torch.testing.assert_close(x, F.normalize(plan.z, dim=1))
@@ -211,12 +214,15 @@ def test_features_after_the_mlp_head_are_clustered():
     assert x.min() >= 0
 
 
-# The terms -----------------------------------------------------------------------------------------------------------------------
+# The terms --------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def batch():
-    """Embeddings, clustered features, radii of every row at three levels; view-major. Distances lie on both sides of the diameters."""
+    """Embeddings, clustered features, radii of every row at three levels; view-major.
+
+    Distances lie on both sides of the diameters.
+    """
     g = torch.Generator().manual_seed(0)
     f = F.normalize(torch.randn(ROWS, 40, generator=g, dtype=torch.float64), dim=1)
     u = torch.randn(ROWS, 3, generator=g, dtype=torch.float64)
@@ -302,7 +308,7 @@ def test_targets_where_no_pair_is_far():
 
 
 def small_method_and_rows(**switches):
-    """16 features, 6 known of 10 classes, 20 images, levels (6,4) (3,2) (1,1), embeddings of 40 dimensions."""
+    """16 features, 6 known of 10 classes, 20 images, levels (6,4) (3,2) (1,1), 40 dimensions of embedding."""
     method = make(**switches).double()
     g = torch.Generator().manual_seed(3)
     method.clusters.copy_(torch.stack([torch.randint(k, (20,), generator=g) for k in (10, 5, 2)]))
@@ -321,7 +327,7 @@ def test_total_loss_is_the_published_sum():
     clusters = method.clusters[:, rows.uq_idx].tolist()
     radius = [[method.radii[i, c].item() for c in level] for i, level in enumerate(clusters)]
     far = loop_far(z.tolist(), radius)  # no MLP head: the features themselves, not normalised
-    labelled = [i for i in range(ROWS) if rows.labelled[i]]
+    labelled = [i for i in range(ROWS) if rows.mask[i]]
     everyone = list(range(ROWS))
     expertise = loop_sup_con(f, rows.label.tolist(), labelled)
     for i, dims in enumerate((20, 10, 5)):  # slices that are not normalised again
@@ -359,7 +365,7 @@ def test_equal_embeddings_have_a_finite_gradient():
 def test_a_batch_without_labelled_rows_trains_on():
     method, rows, z = small_method_and_rows()
     loss = method.loss(
-        method(z), rows._replace(labelled=torch.zeros(ROWS, dtype=torch.bool), label=torch.full((ROWS,), -1))
+        method(z), rows._replace(mask=torch.zeros(ROWS, dtype=torch.bool), label=torch.full((ROWS,), -1))
     )
     assert loss.terms["supcon"].item() == 0
     (loss.supervised + loss.unsupervised).backward()
@@ -373,7 +379,7 @@ def test_heads_and_losses_never_wait_for_the_device():
         (loss.supervised + loss.unsupervised).backward()
 
 
-# Head, optimiser, presets --------------------------------------------------------------------------------------------------------
+# Head, optimizer, presets -----------------------------------------------------------------------------------
 
 
 def test_head():
@@ -394,7 +400,7 @@ def test_head():
 def test_weight_decay_on_every_tensor():
     method, encoder = make(head_lr=1.0), torch.nn.Sequential(torch.nn.Linear(16, 4), torch.nn.LayerNorm(4))
     encoder[0].weight.requires_grad_(False)
-    (sgd,) = method.optimisers(encoder)
+    (sgd,) = method.optimizers(encoder)
     found = {
         (group["lr"], group["initial_lr"], group["weight_decay"], p)
         for group in sgd.param_groups
@@ -437,7 +443,7 @@ def test_settings_that_cannot_be_used_are_refused():
         make(smoothing=1.5)
 
 
-# Whole runs ----------------------------------------------------------------------------------------------------------------------
+# Whole runs -------------------------------------------------------------------------------------------------
 
 
 @register("small selex")
@@ -462,7 +468,7 @@ def first_digits(monkeypatch):
             part.uq_idx, part.labels = part.uq_idx[part.uq_idx < 450], part.labels[part.uq_idx < 450]
         return dataclasses.replace(data, **parts)
 
-    monkeypatch.setattr(loop_module, "open_data", open_some)
+    monkeypatch.setattr(experiment_module, "open_data", open_some)
 
 
 def digits(**switches):
@@ -489,7 +495,7 @@ class StopAt(Callback):
     def __init__(self, updates):
         self.left = updates
 
-    def after_update(self, loop, batch):
+    def after_update(self, loop, rows):
         self.left -= 1
         if self.left == 0:
             raise Stop
@@ -517,7 +523,7 @@ def test_two_epochs_on_digits_stopped_and_resumed_to_the_same_bytes(tmp_path, ea
     assert clusters.shape == (3, 450)
     assert clusters.min() >= 0  # every image has a cluster at every level
     assert [len(level.unique()) for level in clusters] == [10, 4, 2]
-    built = Loop(config)
+    built = Experiment(config)
     assert torch.equal(clusters[0, built.data.labelled.uq_idx], built.data.labelled.labels)
     start, lines = built.student.state(), (tmp_path / "whole" / "metrics.jsonl").read_text().splitlines()
     assert (
@@ -531,7 +537,7 @@ def test_two_epochs_on_digits_stopped_and_resumed_to_the_same_bytes(tmp_path, ea
 
 
 def test_the_first_augmented_view_of_every_image_in_order():
-    built = Loop(digits(eagc=False))
+    built = Experiment(digits(eagc=False))
     built.student.eval()
     data = built.data
     z, label, uq_idx = built.features.augmented(3)

@@ -73,7 +73,7 @@ def test_total_loss_is_the_published_mix():
 
     # The same from its definition, term by term, with dense one-hot targets instead of masks
     c, h = outputs[0], F.normalize(outputs[1], dim=1)
-    lab = rows.labelled.nonzero().flatten()
+    lab = rows.mask.nonzero().flatten()
     cls = -(c[lab] / 0.1).log_softmax(1)[range(6), rows.label[lab]].mean()
     same = rows.label[lab][:, None] == rows.label[lab][None]
     sim = (h[lab] @ h[lab].T / 0.07).exp() * (1 - torch.eye(6))
@@ -117,7 +117,7 @@ def test_prediction_is_the_nearest_prototype():
 def test_parameter_groups():
     method, encoder = simgcd(head_lr=1.0), torch.nn.Sequential(torch.nn.Linear(768, 4), torch.nn.LayerNorm(4))
     encoder[0].weight.requires_grad_(False)  # frozen ones are in no group
-    (sgd,) = method.optimisers(encoder)
+    (sgd,) = method.optimizers(encoder)
     found = {(group["lr"], group["weight_decay"], p) for group in sgd.param_groups for p in group["params"]}
     heads = {(1.0, 5e-5 if p.ndim > 1 else 0.0, p) for p in method.parameters()}
     assert found == heads | {(0.1, 0.0, p) for p in (encoder[0].bias, encoder[1].weight, encoder[1].bias)}
@@ -138,7 +138,7 @@ def test_heads_and_losses_never_wait_for_the_device():
         loss = method.loss(method(z), rows)
         (loss.supervised + loss.unsupervised).backward()
     with pytest.raises(AssertionError, match="boolean index"), NoWaiting():  # the mode does catch one
-        z[rows.labelled]
+        z[rows.mask]
 
 
 def test_a_name_is_registered_once():

@@ -1,4 +1,4 @@
-"""SPTNet: prompts, phases and schedules against the published numbers, gradients against a whole ViT, and where it may start."""
+"""SPTNet: prompts, phases and schedules as published, gradients against a whole ViT, and its starts."""
 
 import functools
 import math
@@ -9,11 +9,14 @@ from small_runs import published, small_config
 from torch.nn import functional as F
 
 from eagc_ops.training.config import ConfigError, resolve
+from eagc_ops.training.data.rows import rows_of
 from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
-from eagc_ops.training.engine.loop import Callback, Loop, evaluate, resume, train
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.loop import Callback
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.methods import METHODS, Problem, Rows
 from eagc_ops.training.methods.sptnet import CLASSIFIER, PROMPT, PadPrompt, PatchPrompt
+from eagc_ops.training.runs import evaluate, resume, train
 
 CUB = Problem(dim=768, known=100, classes=200, images=5994)
 PHASES = {
@@ -48,7 +51,7 @@ def weights(folder, name="last"):
     return load_checkpoint(folder / f"{name}.safetensors")[0]
 
 
-# Prompts -------------------------------------------------------------------------------------------------------------------------
+# Prompts ----------------------------------------------------------------------------------------------------
 
 
 def test_sizes_are_the_published_ones():
@@ -104,7 +107,7 @@ def test_both_prompts_are_summed():
     torch.testing.assert_close(method.prompts(x), x + (pad(x) - x) + (patch(x) - x))
 
 
-# Phases and schedules ------------------------------------------------------------------------------------------------------------
+# Phases and schedules ---------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -151,9 +154,9 @@ def test_learning_rate_of_the_classifier_is_pytorchs_cosine_by_epochs():
         schedule.step()
 
 
-def test_two_optimisers_with_groups_of_their_own():
+def test_two_optimizers_with_groups_of_their_own():
     method, encoder = sptnet(), torch.nn.Sequential(torch.nn.Linear(768, 4), torch.nn.LayerNorm(4))
-    prompter, classifier = method.optimisers(encoder)
+    prompter, classifier = method.optimizers(encoder)
     prompts = set(method.prompts.parameters())
     assert {
         (g["lr"], g["initial_lr"], g["weight_decay"], p) for g in prompter.param_groups for p in g["params"]
@@ -225,10 +228,10 @@ def test_settings_that_cannot_work_are_named(switches, message):
 
 def test_half_precision_without_a_gpu_is_refused(data):
     with pytest.raises(ConfigError, match="precision='fp16' needs a GPU"):
-        Loop(spt_config(data, precision="fp16"))  # device="cpu"
+        Experiment(spt_config(data, precision="fp16"))  # device="cpu"
 
 
-# A step --------------------------------------------------------------------------------------------------------------------------
+# A step -----------------------------------------------------------------------------------------------------
 
 
 def test_inputs_of_the_phases():
@@ -243,12 +246,12 @@ def test_inputs_of_the_phases():
     assert torch.equal(method.inputs([first]), method.prompts(first))  # evaluation
 
 
-def forward(loop, batch, position, images):
+def forward(experiment, batch, position, images):
     """The loss from the definition: timm's own forward on `images`, then heads and SimGCD's loss."""
-    mask = batch.labelled.repeat(2)
+    mask = batch.mask.repeat(2)
     rows = Rows(torch.where(mask, batch.label.repeat(2), -1), mask, batch.uq_idx.repeat(2), 0, position)
-    z = loop.student.encoder.vit(images)
-    loss = loop.student.method.loss(loop.student.method(z), rows)
+    z = experiment.student.encoder.vit(images)
+    loss = experiment.student.method.loss(experiment.student.method(z), rows)
     return z, loss.supervised + loss.unsupervised
 
 
@@ -264,18 +267,18 @@ def prompts_by_hand(method, images):
 def test_a_step_of_each_phase_moves_what_it_should_by_the_gradient_of_the_definition(data, starts, tmp_path):
     """One epoch of the loop, step by step next to a whole ViT, autograd and SGD with momentum by hand."""
     config = spt_config(data, init=starts["off"], eagc=False, epochs=1, head_lr=0.05)
-    plain = Loop(config)
+    plain = Experiment(config)
     method, encoder = plain.student.method, plain.student.encoder
-    plain.student.load({**plain.student.state(), **method.starting_point(plain.facts)[0]})
+    plain.student.load({**plain.student.state(), **plain.starting_point.weights})
     heads = [p for name, p in method.named_parameters() if not name.startswith("prompts.")]
     groups = {PROMPT: list(method.prompts.parameters()), CLASSIFIER: [*encoder.tail.parameters(), *heads]}
     batches, velocity, phases = list(plain.batches.train.epoch(0)), {}, []
 
     class Compare(Callback):
-        def before_update(self, loop, part):
+        def before_update(self, loop, rows):
             phase = loop.student.method.phase(loop.position)
             phases.append(phase)
-            stepped = {id(p) for group in loop.optimisers[phase].param_groups for p in group["params"]}
+            stepped = {id(p) for group in loop.optimizers[phase].param_groups for p in group["params"]}
             for (
                 name,
                 p,
@@ -284,7 +287,7 @@ def test_a_step_of_each_phase_moves_what_it_should_by_the_gradient_of_the_defini
             ):  # the other phase's parameters have no gradient that could leak
                 assert (p.grad is not None) == (id(p) in stepped), name
 
-        def after_update(self, loop, part):
+        def after_update(self, loop, rows):
             assert all(p.grad is None for p in loop.student.parameters())
             position = loop.position
             batch, phase = batches[position], plain.student.method.phase(position)
@@ -317,23 +320,23 @@ def test_a_step_of_each_phase_moves_what_it_should_by_the_gradient_of_the_defini
     assert phases == [0, 0, 1, 1, 1, 0, 0]
 
 
-def eagc_loop(data, starts, tmp_path, **switches):
-    loop = Loop(spt_config(data, init=starts["on"], sptnet_eagc="on", energy_momentum=None, **switches))
-    loop._prepare_eagc(tmp_path / "references")
-    start, _ = loop.student.method.starting_point(loop.facts)
-    loop.student.load({**loop.student.state(), **start})
-    return loop
+def eagc_experiment(data, starts, tmp_path, **switches):
+    config = spt_config(data, init=starts["on"], sptnet_eagc="on", energy_momentum=None, **switches)
+    experiment = Experiment(config)
+    experiment.prepare(tmp_path / "references")
+    experiment.student.load({**experiment.student.state(), **experiment.starting_point.weights})
+    return experiment
 
 
 @pytest.mark.parametrize("position", [0, 2, 5])
 def test_the_operator_acts_in_the_classifier_phase_alone_and_the_reference_sees_the_same_pixels(
     data, starts, tmp_path, position
 ):
-    loop = eagc_loop(data, starts, tmp_path, lambda_a=200.0, lambda_p=0.9)
-    student, encoder, batch = loop.student, loop.student.encoder, next(iter(loop.batches.train.epoch(0)))
-    mask, S = batch.labelled.repeat(2), student.eagc.matrix
-    (part,) = loop._student_batches(batch)
-    loss, token = student(part.views, part.rows._replace(position=position), part.labelled_rows)
+    experiment = eagc_experiment(data, starts, tmp_path, lambda_a=200.0, lambda_p=0.9)
+    student, encoder = experiment.student, experiment.student.encoder
+    batch = next(iter(experiment.batches.train.epoch(0)))
+    mask, S = batch.mask.repeat(2), student.eagc.matrix
+    loss, token = student(rows_of(batch, "cpu", position=position))
     assert (token is None) == (position != 2)
     total = loss.supervised + loss.unsupervised
     (total if token is None else total + token).backward()
@@ -341,18 +344,18 @@ def test_the_operator_acts_in_the_classifier_phase_alone_and_the_reference_sees_
 
     first, second = (prompts_by_hand(student.method, view) for view in batch.views)
     images = torch.cat([batch.views[0], first.detach()] if position == 2 else [first, second])
-    z, total = forward(loop, batch, position, images)
+    z, total = forward(experiment, batch, position, images)
     (g,) = torch.autograd.grad(total, z, retain_graph=True)
     outputs, gradients = [z], [g]
     if position == 2:
         with torch.no_grad():
             tokens = encoder.trunk(images)
-            z_hat = encoder.vit.norm(encoder.reference[0](tokens)[:, 0])  # E_r of exactly these images
+            z_ref = encoder.vit.norm(encoder.reference[0](tokens)[:, 0])  # E_r of exactly these images
         energy = ((z @ S) * z).sum(1) / z.pow(2).sum(1)
         tau = (1 - energy / (student.eagc.energy_ref + 1e-6)).clamp(0, 1).detach()
         assert (tau[~mask] > 0.01).float().mean() > 0.3
         gradients[0] = torch.where(mask[:, None], g, g - 0.9 * tau[:, None] * (g @ S))
-        outputs.append(200.0 / 2 * F.mse_loss(z[mask], z_hat[mask]))
+        outputs.append(200.0 / 2 * F.mse_loss(z[mask], z_ref[mask]))
         gradients.append(None)
         assert outputs[1] > 0.1
     expected = torch.autograd.grad(outputs, list(encoder.tail.parameters()), gradients)
@@ -361,12 +364,12 @@ def test_the_operator_acts_in_the_classifier_phase_alone_and_the_reference_sees_
 
 
 def test_the_ways_of_eagc_part_in_the_first_classifier_phase(data, starts, tmp_path):
-    """The same start with and without the operator: the same bits through the first prompt phase, others after it."""
+    """With and without the operator: the same bits in the first prompt phase, different ones after it."""
     seen = {}
     for way in ("init", "on"):
 
         class Record(Callback):
-            def after_update(self, loop, part, way=way):
+            def after_update(self, loop, rows, way=way):
                 seen.setdefault(way, []).append(
                     {name: p.detach().clone() for name, p in loop.student.named_parameters()}
                 )
@@ -383,12 +386,12 @@ def test_the_ways_of_eagc_part_in_the_first_classifier_phase(data, starts, tmp_p
     ]
 
 
-# Starts --------------------------------------------------------------------------------------------------------------------------
+# Starts -----------------------------------------------------------------------------------------------------
 
 
 def test_a_run_starts_from_the_weights_that_simgcd_reports(data, starts, tmp_path):
     class Start(Callback):
-        def before_update(self, loop, part):
+        def before_update(self, loop, rows):
             if loop.step == 0:
                 self.state = {name: value.clone() for name, value in loop.student.state().items()}
 
@@ -411,7 +414,7 @@ def test_a_run_starts_from_the_weights_that_simgcd_reports(data, starts, tmp_pat
         assert {
             key.split(".")[1] for key in seen.state.keys() - expected.keys() if key.startswith("method.")
         } == {"prompts"}
-        record = RunFolder.open(tmp_path / name).facts["start"]
+        record = RunFolder.open(tmp_path / name).facts.start
         assert (record["method"], record["eagc"]) == ("small", True)
         assert record["accuracy"] == result[name]
 
@@ -454,13 +457,13 @@ def test_starts_that_do_not_fit_are_refused_before_a_folder_is_made(data, starts
         assert not (tmp_path / "run").exists()
 
 
-# What a run leaves behind --------------------------------------------------------------------------------------------------------
+# What a run leaves behind -----------------------------------------------------------------------------------
 
 
 def test_prompts_are_in_the_checkpoints_and_in_the_evaluation(data, starts, tmp_path):
     config = spt_config(data, init=starts["off"], eagc=False)
     result = train(config, tmp_path / "run")
-    start = Loop(config).student.state()
+    start = Experiment(config).student.state()
     for name in ("last", "best"):
         stored = {
             key: value
@@ -474,18 +477,18 @@ def test_prompts_are_in_the_checkpoints_and_in_the_evaluation(data, starts, tmp_
         }
 
     # Predictions are those of timm's own forward on prompted images, and not those on bare ones.
-    loop = Loop(config)
-    loop.student.load(weights(tmp_path / "run"))
-    method, vit = loop.student.method.eval(), loop.student.encoder.vit
+    experiment = Experiment(config)
+    experiment.student.load(weights(tmp_path / "run"))
+    method, vit = experiment.student.method.eval(), experiment.student.encoder.vit
     with torch.no_grad():
-        images = torch.cat([batch.views[0] for batch in loop.batches.unlabelled()])
+        images = torch.cat([batch.views[0] for batch in experiment.batches.unlabelled()])
         prompted, bare = (
             F.normalize(method.mlp_head(vit(x)), dim=1) for x in (prompts_by_hand(method, images), images)
         )
         method.classifier.weight.copy_(
             prompted[::9] - prompted.mean(0)
         )  # prototypes that tell these images apart
-        found = method.predict(loop.features)
+        found = method.predict(experiment.features)
         by_hand, without = (
             (x @ F.normalize(method.classifier.weight, dim=1).T).argmax(1) for x in (prompted, bare)
         )
@@ -496,7 +499,7 @@ def test_prompts_are_in_the_checkpoints_and_in_the_evaluation(data, starts, tmp_
 
 def test_a_run_goes_on_without_its_start_and_where_it_was_moved(data, starts, tmp_path):
     class Stop(Callback):
-        def after_update(self, loop, part):
+        def after_update(self, loop, rows):
             if loop.step == 9:
                 raise KeyboardInterrupt
 

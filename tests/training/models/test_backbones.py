@@ -16,7 +16,10 @@ from eagc_ops.training.models.backbones import load_backbone
 
 
 def published_state(dim=768, depth=12, patch=16, grid=14, registers=0, dinov2=False, seed=0, constant=False):
-    """Random tensors under the names and shapes of the authors' files. `constant`: one value per tensor, so that a file is tiny."""
+    """Random tensors under the names and shapes of the authors' files.
+
+    `constant`: one value per tensor, so that a file is tiny.
+    """
     generator = torch.Generator().manual_seed(seed)
     shapes = {"cls_token": (1, 1, dim), "pos_embed": (1, grid * grid + 1, dim)}
     if dinov2:
@@ -90,7 +93,7 @@ def test_dinov2_file_of_real_size(tmp_path):
 
 
 def test_dinov2_conversion(small, tmp_path):
-    """Registers without a position, class token with its position added, patch positions resized: bicubic with antialias."""
+    """Registers without a position, class token with one, patch positions resized (bicubic, antialias)."""
     state = published_state(**DINOV2, registers=4)
     vit = load_backbone("dinov2_vitb14_reg4", save(state, tmp_path / "w.pth"))
     loaded = dict(vit.state_dict())
@@ -165,7 +168,10 @@ def replaced(name, *shape):
     (replaced("blocks.2.norm1.weight", 24), r"unexpected blocks\.2\.norm1\.weight"),
     (replaced("head.mlp.0.weight", 3, 3), r"unexpected head\.mlp\.0\.weight"),
     (replaced("norm.weight", 25), r"norm\.weight has shape \(25,\), not \(24,\)"),
-    (replaced("patch_embed.proj.weight", 24, 3, 8, 8), r"patch_embed\.proj\.weight has shape \(24, 3, 8, 8\), not \(24, 3, 16, 16\)"),
+    (
+        replaced("patch_embed.proj.weight", 24, 3, 8, 8),
+        r"patch_embed\.proj\.weight has shape \(24, 3, 8, 8\), not \(24, 3, 16, 16\)",
+    ),
     (replaced("pos_embed", 1, 190, 24), "does not fit"),
 ])  # fmt: skip
 def test_mismatches_are_named(small, tmp_path, change, error):

@@ -13,12 +13,14 @@ import numpy as np
 import pages
 import pytest
 from pages import Page
+from run_facts import some_facts
 
 from eagc_ops.cli import main
+from eagc_ops.training import runs as runs_module
 from eagc_ops.training.commands import table as table_cli
 from eagc_ops.training.config import Diagnosis
 from eagc_ops.training.data import SPECS, ImageSubset, open_data
-from eagc_ops.training.engine import jobs, loop
+from eagc_ops.training.engine import experiment
 from eagc_ops.training.engine import pretraining as pretrain
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.paper import page as table_page
@@ -42,7 +44,7 @@ def few_digits():
 def make_small(patch):
     """180 images of digits, weak encoders allowed."""
     few = few_digits()
-    for module in (table_cli, loop):
+    for module in (table_cli, experiment):
         patch(module, "open_data", lambda *_, **__: few)
     patch(pretrain, "NEEDED", 0.1)
     patch(tables, "DIGITS", SMALL)
@@ -113,13 +115,13 @@ def test_ablation_killed_resumed_and_repeated(tmp_path, capsys, small, monkeypat
     assert "7 runs have no time estimate" in out
 
     calls = {"train": [], "resume": []}
-    for name, function in (("train", loop.train), ("resume", loop.resume)):
+    for name, function in (("train", runs_module.train), ("resume", runs_module.resume)):
 
         def counted(*arguments, name=name, function=function, **changes):
             calls[name].append(arguments)
             return function(*arguments, **changes)
 
-        monkeypatch.setattr(jobs, name, counted)
+        monkeypatch.setattr(runs_module, name, counted)
     assert table(*options) == 0
     out = capsys.readouterr().out
     assert "14 runs, 2 of them finished before; 1 at a time" in out
@@ -212,7 +214,7 @@ def test_ablation_killed_resumed_and_repeated(tmp_path, capsys, small, monkeypat
     # A second time: nothing is trained, and the same table comes out
     monkeypatch.setattr(table_page, "_figures", lambda filled: [])
     for name in ("train", "resume"):
-        monkeypatch.setattr(jobs, name, None)
+        monkeypatch.setattr(runs_module, name, None)
     assert table(*options) == 0
     assert "14 runs, 14 of them finished before" in capsys.readouterr().out
     assert (tmp_path / "ablation" / "table.md").read_text() == text
@@ -368,7 +370,7 @@ def record_run(path, config, values):
         "labelled": 1500,
         "steps_per_epoch": 46,
     }
-    folder = RunFolder.create(path, config, facts)
+    folder = RunFolder.create(path, config, some_facts(**facts))
     folder.start_logs(0, 0, 0)
     for epoch, (everything, old, new) in enumerate(values.tolist()):
         scores = {"all": everything, "old": old, "new": new}
@@ -384,14 +386,14 @@ def record_run(path, config, values):
 
 
 def test_a_run_that_fails_leaves_the_others_and_code_1(tmp_path, capsys, small, monkeypatch):
-    train = loop.train
+    train = runs_module.train
 
     def diverging(config, folder):
         if config.tau == "uniform":
             raise FloatingPointError("the loss is nan")
         return train(config, folder)
 
-    monkeypatch.setattr(jobs, "train", diverging)
+    monkeypatch.setattr(runs_module, "train", diverging)
     options = [
         "projection",
         "--dataset",

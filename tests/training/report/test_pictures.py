@@ -18,7 +18,7 @@ from eagc_ops.training.commands.cli import report as report_command
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint
-from eagc_ops.training.engine.loop import Loop, train
+from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.models.backbones import load_backbone
 from eagc_ops.training.report import pictures as pictures_module
 from eagc_ops.training.report.page import grouped, read_run, write_report
@@ -30,6 +30,7 @@ from eagc_ops.training.report.pictures import (
     novel_sample,
     spectrum,
 )
+from eagc_ops.training.runs import train
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
 SETS = ("labelled", "known, unlabelled", "novel")
@@ -150,11 +151,11 @@ def test_the_histograms_hold_the_energies_of_whole_sets(page, energies):
 
 
 def test_the_spectrum_is_that_of_the_reference_features(page, runs):
-    loop = Loop(read_run(runs["eagc1"]).config)
-    loop._prepare_eagc(runs["eagc1"].parent / "references")  # stored there: nothing is trained
+    experiment = Experiment(read_run(runs["eagc1"]).config)
+    experiment.prepare(runs["eagc1"].parent / "references")  # stored there: nothing is trained
     with torch.no_grad():
-        tokens = [loop.student.encoder.trunk(batch.views[0]) for batch in loop.batches.labelled()]
-        z = torch.cat([loop.student.encoder.anchor(part) for part in tokens]).double()
+        tokens = [experiment.student.encoder.trunk(batch.views[0]) for batch in experiment.batches.labelled()]
+        z = torch.cat([experiment.student.encoder.anchor(part) for part in tokens]).double()
     correlation = z.T @ z / len(z)
     figure, caption = page[1]["spectrum"]
     curves, ranks = figure.axes

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from matplotlib.figure import Figure
 from pages import Page
+from run_facts import some_facts
 
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.engine.run_folder import RunFolder
@@ -61,7 +62,7 @@ def write_run(
     **switches,
 ):
     config = resolve("simgcd", "digits", "paper", seed=seed, eagc=eagc, epochs=3, **switches)
-    folder = RunFolder.create(path, config, {**FACTS, "trunk": trunk})
+    folder = RunFolder.create(path, config, some_facts(**{**FACTS, "trunk": trunk}))
     folder.start_logs(0, 0, 0)
     rows = ACCURACY[eagc, seed] if rows is None else rows
     for epoch, (everything, old, new) in enumerate(rows):
@@ -356,7 +357,7 @@ def test_a_uniform_tau_has_no_energies_to_draw(tmp_path):
 
 def test_data_sets_have_sections_of_their_own(runs, tmp_path):
     config = resolve("simgcd", "cub", "paper", epochs=3)
-    other = RunFolder.create(tmp_path / "cub", config, {**FACTS, "split_hash": "6" * 64})
+    other = RunFolder.create(tmp_path / "cub", config, some_facts(**{**FACTS, "split_hash": "6" * 64}))
     other.start_logs(0, 0, 0)
     other.log(
         "epoch",
@@ -379,7 +380,7 @@ def test_data_sets_have_sections_of_their_own(runs, tmp_path):
 
 
 def test_a_run_without_an_epoch_is_refused(tmp_path):
-    RunFolder.create(tmp_path / "run", resolve(), FACTS)
+    RunFolder.create(tmp_path / "run", resolve(), some_facts(**FACTS))
     with pytest.raises(ConfigError, match="first epoch"):
         read_run(tmp_path / "run")
 

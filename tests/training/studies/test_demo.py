@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import numpy as np
 
+from eagc_ops.training import runs
 from eagc_ops.training.data import ImageSubset, open_data
-from eagc_ops.training.engine import jobs, loop
+from eagc_ops.training.engine import experiment
 from eagc_ops.training.engine import pretraining as pretrain
 from eagc_ops.training.models.backbones import load_backbone
 from eagc_ops.training.studies import demo
@@ -102,14 +103,20 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
         return ImageSubset(of.images, of.uq_idx[:count].numpy(), np.arange(10))
 
     few = replace(data, labelled=part(data.labelled, 90), unlabelled=part(data.unlabelled, 270))
-    for module in (demo, loop):
+    for module in (demo, experiment):
         monkeypatch.setattr(module, "open_data", lambda *_, **__: few)
     monkeypatch.setattr(pretrain, "NEEDED", 0.1)
     monkeypatch.setattr(demo, "VARIANTS", {name: demo.VARIANTS[name] for name in "be"})
     monkeypatch.setattr(
         demo,
         "SETTINGS",
-        {**demo.SETTINGS, "reference_epochs": 1, "cache_views": 2, "batch_size": 90, "diagnose": {"every": 2}},
+        {
+            **demo.SETTINGS,
+            "reference_epochs": 1,
+            "cache_views": 2,
+            "batch_size": 90,
+            "diagnose": {"every": 2},
+        },
     )
     short = ["-o", str(tmp_path), "--seeds", "1", "--epochs", "1", "--pretrain-epochs", "1", "--jobs", "1"]
     assert main(short) == 0
@@ -129,7 +136,7 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
     assert "(e) b + EAGC" in (tmp_path / "report.html").read_text()
 
     monkeypatch.setattr(pretrain, "pretrain", None)  # a second run pretrains and trains nothing
-    monkeypatch.setattr(jobs, "train", None)
+    monkeypatch.setattr(runs, "train", None)
     assert main(short) == 0
     again = capsys.readouterr().out
     assert "used again" in again

@@ -1,0 +1,72 @@
+"""An experiment without a loop: opened, prepared, and refused."""
+
+import pytest
+import torch
+from small_runs import small_config
+
+from eagc_ops.training.config import ConfigError
+from eagc_ops.training.engine import experiment as module
+from eagc_ops.training.engine.experiment import Experiment
+
+
+def test_two_experiments_of_one_configuration_are_the_same(data):
+    config = small_config(data, weights=None)
+    one, two = (Experiment(config).student.state() for _ in range(2))
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_opening_an_experiment_draws_nothing_from_the_generator_of_the_process(data):
+    before = torch.get_rng_state()
+    Experiment(small_config(data, weights=None))
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_a_baseline_needs_no_preparation(data, tmp_path):
+    experiment = Experiment(small_config(data, eagc=False, warm_start=False))
+    experiment.prepare(tmp_path / "references")
+    assert not (tmp_path / "references").exists()
+    assert experiment.student.eagc is None
+    assert experiment.reference_cross_entropy is None
+
+
+def test_a_warm_start_alone_changes_the_tail_and_nothing_else(data, tmp_path):
+    experiment = Experiment(small_config(data, eagc=False, warm_start=True))
+    before = experiment.student.state()
+    experiment.prepare(tmp_path / "references")
+    after = experiment.student.state()
+    changed = {name.split(".")[0] for name in after if not torch.equal(after[name], before[name])}
+    assert changed == {"encoder"}
+    assert experiment.student.eagc is None
+    assert experiment.student.encoder.reference is None
+
+
+def test_a_second_experiment_takes_reference_model_and_subspace_from_the_store(data, tmp_path, monkeypatch):
+    config = small_config(data)
+    first = Experiment(config)
+    first.prepare(tmp_path / "references")
+    assert len(list((tmp_path / "references").iterdir())) == 2
+
+    def never(*_):
+        raise AssertionError("it is in the store")
+
+    monkeypatch.setattr(module, "train_reference", never)
+    monkeypatch.setattr(module, "known_subspace", never)
+    second = Experiment(config)
+    second.prepare(tmp_path / "references")
+    assert second.reference_cross_entropy == first.reference_cross_entropy
+    assert torch.equal(second.student.eagc.matrix, first.student.eagc.matrix)
+    one, two = first.student.encoder.reference.state_dict(), second.student.encoder.reference.state_dict()
+    assert all(torch.equal(one[name], two[name]) for name in one)
+
+
+def test_without_alignment_the_reference_model_is_not_kept(data, tmp_path):
+    experiment = Experiment(small_config(data, lambda_a=0.0))
+    experiment.prepare(tmp_path / "references")
+    assert experiment.student.eagc is not None
+    assert experiment.student.encoder.reference is None
+
+
+def test_a_batch_that_the_processes_cannot_share_is_refused(data, monkeypatch):
+    monkeypatch.setattr(module.Accelerator, "num_processes", 3)
+    with pytest.raises(ConfigError, match="batch_size=8 must be a multiple of 3 processes x accumulation=1"):
+        Experiment(small_config(data))

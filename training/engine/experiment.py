@@ -1,0 +1,246 @@
+"""An experiment: everything a configuration asks for, opened and ready, but not trained.
+
+`Experiment(config)` opens data, encoder, student, batches and features. `prepare` makes the parts of the
+algorithm that come before its loop: reference model, known-class subspace, coordinator. Everything random is
+keyed by the seed, so two experiments of one configuration are the same, bit for bit.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from accelerate import Accelerator, DistributedDataParallelKwargs
+from timm.models.vision_transformer import VisionTransformer
+from torch import Tensor
+
+from eagc_ops import EAGC, Subspace
+from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.data import GCDData, open_data
+from eagc_ops.training.data.batches import batches
+from eagc_ops.training.data.loaders import seeded
+from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
+from eagc_ops.training.engine.facts import RunFacts
+from eagc_ops.training.engine.starting_point import StartingPoint, read_starting_point
+from eagc_ops.training.engine.store import reference_key, stored, subspace_key
+from eagc_ops.training.methods import METHODS, Problem
+from eagc_ops.training.methods.alignment import ALIGNMENTS
+from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.models.features import StudentFeatures
+from eagc_ops.training.models.reference_model import known_subspace, train_reference
+from eagc_ops.training.models.student import Student
+
+__all__ = ["Experiment"]
+
+# Keys of draws that belong to no epoch: seeded(seed, -1, key). 0, 4 and 5 are taken by batches and SelEx.
+_BACKBONE, _HEADS, _REFERENCE = 1, 2, 3
+
+
+class Experiment:
+    """Data, student, batches and features of a configuration.
+
+    Attributes:
+        config: the settings.
+        accelerator, device: Accelerate's object, and the device it chose.
+        main: whether this is the main process.
+        data: the labelled and the unlabelled set.
+        student: encoder, coordinator (after `prepare`) and method, on the device.
+        batches: the ways through the data.
+        features: z of whole sets by the current student.
+        facts: split, trunk and sizes of the data and the encoder.
+        reference_cross_entropy: of the reference model's last epoch; None before `prepare`, or without one.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        if config.deterministic:
+            os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+            torch.use_deterministic_algorithms(True)
+        self.accelerator = accelerator = _accelerator(config)
+        self.device, self.main = accelerator.device, accelerator.is_main_process
+        self.data = data = open_data(
+            config.dataset, config.root, split_file=config.split_file, image_size=config.image_size
+        )
+        encoder = _encoder(config, data)
+        problem = _problem(config, data, encoder.vit)
+        with seeded(config.seed, -1, _HEADS):
+            method = METHODS[config.method](config, problem)
+        self.student = Student(encoder, method).to(self.device)
+        self.batches = batches(
+            data,
+            config,
+            encoder,
+            weighting=method.weighting,
+            rank=accelerator.process_index,
+            world=accelerator.num_processes,
+            main=self.main,
+        )
+        self.features = StudentFeatures(self.student, self.batches)
+        self.facts = RunFacts(
+            split_hash=data.split_hash,
+            trunk=encoder.trunk_fingerprint(),
+            inputs=self.batches.identity,
+            **problem._asdict(),
+            labelled=len(data.labelled),
+            steps_per_epoch=len(self.batches.train),
+            notes=list(data.notes),
+        )
+        self.reference_cross_entropy: float | None = None
+
+    def prepare(self, store: str | Path) -> None:
+        """The parts of the algorithm before its loop. A baseline without a warm start needs none of them.
+
+        `store`: folder of reference models and subspaces. One that is there is used; a new one is kept there.
+        """
+        config, encoder = self.config, self.student.encoder
+        if not (config.has_operator or config.warm_start):
+            return
+        store = Path(store)
+        # Getting reference model: train E on D_L using L_cls to obtain E_r
+        key = reference_key(encoder, config, self.facts.split_hash, self.facts.inputs)
+        tail = self._stored(store, key, self._make_reference)
+        self.reference_cross_entropy = tail.pop("cross_entropy").item()
+        if config.warm_start:
+            encoder.load_tail(tail)
+        if not config.has_operator:
+            return
+        # Freeze E_r to serve as an anchor for labelled data
+        encoder.set_reference(tail)
+        # Known-class subspace construction: Z_old, S_known, and the average energy ratio
+        fitted = self._stored(store, subspace_key(config, key), self._make_subspace)
+        # The coordinator, for GCD training with EAGC
+        self.student.eagc = self._coordinator(Subspace(fitted["matrix"], fitted["energy_ref"]))
+        if config.lambda_a == 0:
+            encoder.reference = None  # without alignment, z_ref is not read
+        elif config.alignment != "gradient":
+            self.student.alignment = ALIGNMENTS[config.alignment]
+
+    @functools.cached_property
+    def starting_point(self) -> StartingPoint | None:
+        """The trained run that this one starts from; None: it starts from the pretrained backbone."""
+        return read_starting_point(self.student.method, self.facts)
+
+    def identity(self) -> dict[str, Any]:
+        """The settings and facts that a checkpoint of this experiment agrees in."""
+        return {**self.config.recipe(), **self.facts.identity}
+
+    def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Tensors and state of a checkpoint of this experiment.
+
+        A checkpoint of a different one is refused.
+        """
+        tensors, state = load_checkpoint(path)
+        ours, theirs = self.identity(), state.get("identity", {})
+        differs = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
+        if differs:
+            shown = ", ".join(
+                f"{name} ({theirs.get(name)!r} there, {ours.get(name)!r} here)" for name in differs[:3]
+            )
+            raise CheckpointError(
+                f"{path} belongs to another run: {shown}" + (" and more" if len(differs) > 3 else "")
+            )
+        return tensors, state
+
+    def _stored(self, store: Path, key: dict[str, Any], make: Any) -> dict[str, Tensor]:
+        return stored(store, key, make, write=self.accelerator.is_local_main_process)
+
+    def _make_reference(self) -> dict[str, Tensor]:
+        with seeded(self.config.seed, -1, _REFERENCE):
+            tail, cross_entropy = train_reference(
+                self.student.encoder, self.batches.labelled_train, self.config, self.data.known, self.main
+            )
+        return {**tail, "cross_entropy": torch.tensor(cross_entropy, dtype=torch.float64)}
+
+    def _make_subspace(self) -> dict[str, Tensor]:
+        subspace = known_subspace(self.student.encoder, self.batches.labelled(), self.config)
+        return {"matrix": subspace.matrix, "energy_ref": subspace.energy_ref}
+
+    def _coordinator(self, subspace: Subspace) -> EAGC:
+        config, distributed = self.config, self.accelerator.num_processes > 1
+        eagc = EAGC(
+            subspace,
+            lambda_a=config.lambda_a if config.alignment == "gradient" else 0.0,
+            lambda_p=config.lambda_p,
+            anchor=config.anchor,
+            tau=config.tau,
+            energy_momentum=config.energy_momentum,
+            process_group=dist.group.WORLD if distributed else None,
+            record=True,
+        ).to(self.device)
+        if distributed:  # each process computed its own; DDP equalises parameters, not buffers
+            for buffer in eagc.buffers():
+                dist.broadcast(buffer, 0)
+        return eagc
+
+
+def _accelerator(config: Config) -> Accelerator:
+    if config.precision == "fp16" and (config.device == "cpu" or not torch.accelerator.is_available()):
+        raise ConfigError(
+            "precision='fp16' needs a GPU: without one Accelerate would compute in fp32 and not say so; "
+            "choose no or bf16"
+        )
+    accelerator = Accelerator(
+        cpu=config.device == "cpu",
+        mixed_precision=config.precision,
+        gradient_accumulation_steps=config.accumulation,
+        kwargs_handlers=[
+            DistributedDataParallelKwargs(
+                broadcast_buffers=False,  # they are computed from global batches, so they are equal
+                find_unused_parameters=METHODS[config.method].alternating,
+            )
+        ],
+    )
+    world = accelerator.num_processes
+    if config.batch_size % (world * config.accumulation):
+        raise ConfigError(
+            f"batch_size={config.batch_size} must be a multiple of {world} processes x "
+            f"accumulation={config.accumulation}"
+        )
+    return accelerator
+
+
+def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
+    """The backbone, split into a frozen trunk and the tail that the student or the reference model trains."""
+    with seeded(config.seed, -1, _BACKBONE):
+        vit = load_backbone(
+            config.backbone, config.weights, image_size=data.image_size, channels=data.channels
+        )
+    depth = len(vit.blocks)
+    for name, blocks in (
+        ("trainable_blocks", config.trainable_blocks),
+        ("reference_blocks", config.blocks_of_reference),
+    ):
+        if blocks > depth:
+            raise ConfigError(f"{name}={blocks}: {config.backbone} has only {depth} blocks")
+    if config.subspace == "pca" and config.pca_k > (most := min(vit.embed_dim, len(data.labelled))):
+        raise ConfigError(
+            f"pca_k={config.pca_k}: {len(data.labelled)} labelled images and D={vit.embed_dim} "
+            f"allow at most {most}"
+        )
+    tail = max(config.trainable_blocks, config.blocks_of_reference)
+    encoder = AnchoredEncoder(vit, depth - tail, cls_only=config.cls_only)
+    encoder.train_last(config.trainable_blocks)
+    return encoder
+
+
+def _problem(config: Config, data: GCDData, vit: VisionTransformer) -> Problem:
+    if config.k == "estimate":
+        raise ConfigError(
+            "k='estimate' is made a number by train(); for an experiment of your own call estimate_k first"
+        )
+    if config.k is not None and config.k < data.known:
+        raise ConfigError(f"k={config.k}: {data.known} classes are known already, and K counts them too")
+    return Problem(
+        dim=vit.embed_dim,
+        known=data.known,
+        classes=data.known + data.novel if config.k is None else config.k,
+        images=len(data.labelled) + len(data.unlabelled),
+        channels=data.channels,
+        pixels=data.image_size,
+        patch=vit.patch_embed.patch_size[0],
+    )

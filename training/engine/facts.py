@@ -1,0 +1,68 @@
+"""The facts of a run: the part of run.json beside the configuration."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import MISSING, asdict, dataclass, fields
+from dataclasses import replace as replace_fields
+from typing import Any
+
+from eagc_ops.training.config import ConfigError
+
+__all__ = ["RunFacts"]
+
+_OLD_NAMES = {"git_commit": "commit"}  # run.json of version 0.1
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """Data, encoder and sizes of a run as they turned out to be. All values are JSON-ready."""
+
+    split_hash: str  # of the labelled and the unlabelled set
+    trunk: str  # fingerprint of the frozen trunk
+    inputs: dict[str, Any]  # origin of the views: pixels, or a trunk cache
+
+    dim: int  # D of z
+    known: int  # classes with labels
+    classes: int  # K, known and novel classes together
+    images: int  # labelled and unlabelled ones together
+    channels: int  # of an image
+    pixels: int  # a side of an image
+    patch: int  # a side of a patch of the ViT
+    labelled: int  # images
+    steps_per_epoch: int
+    notes: list[str]  # remarks about the data set
+
+    k_estimate: dict[str, Any] | None = None  # the search, if K was estimated
+    start: dict[str, Any] | None = None  # the trained run that this one started from, if there is one
+    versions: dict[str, str | None] | None = None  # of Python and the packages, when the run was made
+    commit: str | None = None  # of the checkout, when the run was made
+
+    @property
+    def identity(self) -> dict[str, Any]:
+        """The facts that decide a run's numbers, beside its recipe."""
+        return {"split_hash": self.split_hash, "trunk": self.trunk, "inputs": self.inputs}
+
+    def replace(self, **changes: Any) -> RunFacts:
+        """These facts with some of them changed."""
+        return replace_fields(self, **changes)
+
+    def to_json(self) -> dict[str, Any]:
+        """A JSON-ready dictionary. Optional facts that a run does not have are left out."""
+        return {name: value for name, value in asdict(self).items() if value is not None}
+
+    @classmethod
+    def from_json(cls, values: Mapping[str, Any]) -> RunFacts:
+        """The facts that `to_json` wrote. Missing and unknown keys are a `ConfigError`."""
+        values = {_OLD_NAMES.get(name, name): value for name, value in values.items()}
+        names = [f.name for f in fields(cls)]
+        missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
+        unknown = [name for name in values if name not in names]
+        if missing:
+            raise ConfigError(f"the facts lack {', '.join(missing)}; a different version wrote them")
+        if unknown:
+            raise ConfigError(
+                f"the facts hold {', '.join(unknown)}, unknown here; "
+                "a different version wrote them: read them with that one"
+            )
+        return cls(**values)

@@ -1,0 +1,64 @@
+"""z of whole sets by the current student."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from eagc_ops.training.data.batches import Batches
+from eagc_ops.training.data.loaders import Batch
+from eagc_ops.training.models.distributed import rank_and_world
+from eagc_ops.training.models.student import Student
+from eagc_ops.training.progress import bar as progress_bar
+
+__all__ = ["StudentFeatures"]
+
+
+class StudentFeatures:
+    """z (N, D) float32 of whole sets. Processes share the work, and all of them get the result."""
+
+    def __init__(self, student: Student, batches: Batches) -> None:
+        self._student, self._batches = student, batches
+
+    def labelled(self) -> tuple[Tensor, Tensor]:
+        """(z, label) of the labelled images under the test transform."""
+        return self.encode(self._batches.labelled())[:2]
+
+    def unlabelled(self) -> tuple[Tensor, Tensor]:
+        """(z, label) of the unlabelled images under the test transform."""
+        return self.encode(self._batches.unlabelled())[:2]
+
+    def augmented(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
+        """(z, label, uq_idx) of labelled, then unlabelled images, one augmented view; -1 if unlabelled."""
+        batches, main = self._batches.augmented, rank_and_world()[0] == 0
+        with progress_bar(
+            batches.epoch(epoch), "features", len(batches), leave=False, mininterval=1, shown=main
+        ) as bar:
+            z, label, uq_idx, mask = self.encode(bar)
+        return z, label.where(mask, -1), uq_idx
+
+    @torch.no_grad()
+    def encode(self, batches: Iterable[Batch]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """(z, label, uq_idx, mask) of the first view of `batches`, which must be the same in all processes.
+
+        Process r of W encodes batches r, r + W, r + 2 W, ...
+        """
+        encoder, inputs = self._student.encoder, self._student.method.inputs
+        device = next(encoder.parameters()).device
+        rank, world = rank_and_world()
+        features, columns = [], []
+        for i, batch in enumerate(batches):
+            if i % world == rank:
+                x = inputs([batch.views[0].to(device, non_blocking=True)])
+                features.append(encoder.student(encoder.trunk(x)).float())
+            else:
+                features.append(torch.zeros(len(batch.label), encoder.vit.embed_dim, device=device))
+            columns.append((batch.label, batch.uq_idx, batch.mask))
+        z = torch.cat(features)
+        if world > 1:
+            dist.all_reduce(z)  # a sum with zeros: exact
+        label, uq_idx, mask = (torch.cat(column).to(device) for column in zip(*columns))
+        return z, label, uq_idx, mask

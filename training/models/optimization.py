@@ -1,0 +1,34 @@
+"""Parameter groups and the cosine schedule, which the student and the reference model share."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+
+__all__ = ["cosine", "decay_groups"]
+
+
+def decay_groups(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> list[dict[str, Any]]:
+    """Two parameter groups: tensors of at least 2 dimensions have weight decay, biases and norms have none.
+
+    Frozen parameters and empty groups are left out.
+    """
+    trained = [p for p in parameters if p.requires_grad]
+    decayed, exempt = [p for p in trained if p.ndim >= 2], [p for p in trained if p.ndim < 2]
+    groups = [
+        {"params": decayed, "lr": lr, "initial_lr": lr, "weight_decay": weight_decay},
+        {"params": exempt, "lr": lr, "initial_lr": lr, "weight_decay": 0.0},
+    ]
+    return [group for group in groups if group["params"]]
+
+
+def cosine(epoch: int, epochs: int, initial: float, floor: float) -> float:
+    """floor + (initial - floor)(1 + cos(pi e / T)) / 2: a closed form, so that there is no state to resume.
+
+    >>> [round(cosine(epoch, 4, 1.0, 0.0), 3) for epoch in range(5)]
+    [1.0, 0.854, 0.5, 0.146, 0.0]
+    """
+    return floor + (initial - floor) * (1 + math.cos(math.pi * epoch / epochs)) / 2

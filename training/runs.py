@@ -1,0 +1,129 @@
+"""Runs from a configuration to a result: experiment, loop and analysis put together.
+
+>>> from eagc_ops.training.config import resolve
+>>> config = resolve("simgcd", "digits", "paper", epochs=1)
+>>> result = train(config, "runs/first")  # doctest: +SKIP
+>>> evaluate("runs/first", "last")  # doctest: +SKIP
+Accuracy(all=..., old=..., new=...)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from accelerate.utils import broadcast
+
+from eagc_ops.training.analysis.accuracy import Accuracy, accuracy
+from eagc_ops.training.analysis.diagnosis import Diagnose
+from eagc_ops.training.analysis.estimate_k import all_features, estimate_k
+from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.jobs import Job
+from eagc_ops.training.engine.loop import Callback, Evaluation, Loop
+from eagc_ops.training.engine.run_folder import RunFolder
+
+__all__ = ["evaluate", "resume", "run_job", "train"]
+
+
+def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+    """Train a new run in the folder `output`; reference models are kept in `references` beside it.
+
+    Returns the content of result.json: {"headline": "last" | "best", "last": {"epoch", "all", "old", "new"},
+    "best": {...}, "warnings": [...], "reference_cross_entropy": of its last epoch, or None}.
+    """
+    output = Path(output)
+    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
+        raise ConfigError(f"{output} is not an empty folder: resume the run in it, or choose another")
+    config, estimate = _with_estimated_k(config)
+    experiment = Experiment(config)
+    start = experiment.starting_point  # one that does not fit is refused before a folder is made
+    facts = experiment.facts.replace(k_estimate=estimate, start=start and start.record)
+    experiment.accelerator.wait_for_everyone()  # every process has looked before the first one writes
+    folder = RunFolder.create(output, config, facts, experiment.main)
+    return _fit(experiment, folder, callbacks)
+
+
+def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: Any) -> dict[str, Any]:
+    """Continue a run from its last checkpoint, or from the start if it has none yet.
+
+    Only settings of the machine may change. A run that is complete gives its result.
+    """
+    folder = RunFolder.open(output)
+    config = _changed(folder.config, changes)
+    if (result := folder.result()) is not None:
+        return result
+    experiment = Experiment(config)
+    folder.main = experiment.main
+    return _fit(experiment, folder, callbacks)
+
+
+def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accuracy:
+    """All / Old / New on the unlabelled set with a run's "last" or "best" weights.
+
+    `changes` as in `resume`.
+    """
+    folder = RunFolder.open(output)
+    if which not in ("last", "best"):
+        raise ConfigError(f"which must be one of last, best, got {which!r}")
+    experiment = Experiment(_changed(folder.config, changes))
+    tensors, _ = experiment.read_checkpoint(folder.last if which == "last" else folder.best)
+    experiment.student.load(tensors)
+    return Accuracy(**_evaluation(experiment).scores)
+
+
+def run_job(job: Job) -> dict[str, Any]:
+    """Train the run of a job, or continue it.
+
+    A top-level function, so that it can be sent to spawned processes.
+    """
+    config, folder = job.config, job.folder
+    if (folder / "run.json").exists():
+        return resume(folder, **{name: getattr(config, name) for name in config.machine_settings()})
+    for partial in folder.glob("*.partial"):  # killed while run.json was written: nothing has begun
+        partial.unlink()
+    return train(config, folder)
+
+
+def _fit(experiment: Experiment, folder: RunFolder, callbacks: Sequence[Callback]) -> dict[str, Any]:
+    diagnose = experiment.config.diagnose
+    diagnosis = [] if diagnose is None else [Diagnose(diagnose)]
+    return Loop(experiment, folder, _evaluation, [*diagnosis, *callbacks]).fit()
+
+
+def _evaluation(experiment: Experiment) -> Evaluation:
+    """All / Old / New of the current student on the unlabelled set."""
+    student, data = experiment.student, experiment.data
+    student.eval()
+    with torch.no_grad(), experiment.accelerator.autocast():
+        predictions = student.method.predict(experiment.features).cpu()
+    scores = accuracy(predictions, data.unlabelled.labels, data.known)
+    return Evaluation(scores._asdict(), len(predictions.unique()))
+
+
+def _with_estimated_k(config: Config) -> tuple[Config, dict[str, Any] | None]:
+    """The configuration with a number in place of k="estimate", and a record of the search."""
+    if config.k != "estimate":
+        return config, None
+    experiment = Experiment(config.replace(k=None))
+    features, label = all_features(experiment.student.encoder, experiment.batches)
+    estimate = estimate_k(features, label, experiment.data.known, progress=experiment.main)
+    # Processes may round differently: all take the main one's number.
+    k = int(broadcast(torch.tensor(estimate.k, device=experiment.device)))
+    return config.replace(k=k), estimate._asdict()
+
+
+def _changed(config: Config, changes: dict[str, Any]) -> Config:
+    """The configuration of a run that exists, with changes that leave its numbers as they are."""
+    unknown = [name for name in changes if name not in config.help_texts()]
+    if unknown:
+        raise ConfigError(f"{', '.join(unknown)} is not a setting of {config.method}")
+    free = config.machine_settings()
+    fixed = [name for name, value in changes.items() if name not in free and value != getattr(config, name)]
+    if fixed:
+        raise ConfigError(
+            f"{', '.join(fixed)} cannot change in a run that exists (only {', '.join(free)} can): start a new run"
+        )
+    return config.replace(**changes)

@@ -2,14 +2,21 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
+# The environment of `make test-lowest`.
+LOWEST ?= .venv-lowest
+# The launch table is made for the ptxas of the tested Triton. That of Triton 3.7 spills 4 bytes in one case of sm_120,
+# which costs time and no correctness, so the lowest versions are not asked about spills.
+NO_SPILLS := -k 'not no_spills_where_registers_are_scarcest'
 # One thread per process: small products on busy cores lose more in thread hand-overs than they gain.
 export OMP_NUM_THREADS ?= 1
-# Two processes, a file's tests in one of them (they share what is slow to make).
-PYTEST := $(BIN)/python -m pytest -q -n 2 --dist loadfile
+# Two processes; the tests of a file stay in one of them, because they share what is slow to make.
+PYTEST := -m pytest -q -n 2 --dist loadfile --durations=15
+# Coverage costs a third more CPU time, so only the plain run pays for it.
+COVERAGE := --cov=eagc_ops --cov-report=term:skip-covered
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install test test-quick gate demo bench suites figures lint format clean
+.PHONY: help install tree test test-quick test-lowest gate demo bench suites figures docs types lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -24,17 +31,30 @@ $(READY):
 install: $(READY)  ## the environment, and this clone in it
 	@$(BIN)/pip install -q --no-deps --no-build-isolation -e .
 
-test: install  ## all tests: Triton's interpreter first, then everything else and every example in the documentation
-	TRITON_INTERPRET=1 $(PYTEST) tests
-	$(PYTEST) tests
+# setup.py maps kernels/, training/ and bench/ into eagc_ops. Tools that read sources without importing them follow
+# folders, so they get the package as a tree of links.
+tree:
+	@rm -rf build/tree && mkdir -p build/tree/eagc_ops
+	@ln -s $(CURDIR)/eagc_ops/* $(CURDIR)/kernels $(CURDIR)/training $(CURDIR)/bench build/tree/eagc_ops/
+
+test: install  ## all tests: Triton's interpreter first, then everything else, with coverage and the slowest tests
+	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) tests
+	$(BIN)/python $(PYTEST) $(COVERAGE) tests
 
 test-quick: install  ## the operator's tests only, without the interpreter
-	$(PYTEST) tests/kernels tests/eagc_ops
+	$(BIN)/python $(PYTEST) tests/kernels tests/eagc_ops
+
+test-lowest:  ## the operator's tests with the lowest versions that setup.py allows, in an environment of their own (5 GB)
+	$(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/pip install -q --upgrade pip 'setuptools>=68' wheel
+	$(LOWEST)/bin/pip install -q -c constraints-lowest.txt -e '.[test]'
+	TRITON_INTERPRET=1 $(LOWEST)/bin/python $(PYTEST) tests/kernels tests/eagc_ops
+	$(LOWEST)/bin/python $(PYTEST) $(NO_SPILLS) tests/kernels tests/eagc_ops
 
 gate: install  ## compile every entry of the launch table for six GPU targets; fails on spills, fp64 or too much shared memory
 	$(BIN)/eagc bench aot
 
-demo: install  ## the main job: SimGCD with and without EAGC on a small dataset, end to end
+demo: install  ## the main job: SimGCD with and without EAGC on a small data set, end to end
 	$(BIN)/eagc demo
 
 bench: install  ## throughput and overhead tables, pictures: the short form, into out/bench
@@ -48,14 +68,21 @@ figures: install  ## measure everything again (most of an hour), and write the f
 	$(BIN)/eagc bench all -o bench/results
 	$(BIN)/python -m eagc_ops.bench.figures
 
-lint: install  ## ruff
+docs: install tree  ## the documentation, into site/; a broken link fails
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --quiet --strict
+
+types: install tree  ## mypy, strict on eagc_ops/ and kernels/
+	cd build/tree && $(abspath $(BIN))/python -m mypy --config-file $(CURDIR)/pyproject.toml --cache-dir $(CURDIR)/.mypy_cache
+
+lint: types  ## ruff, mypy, codespell
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell
 
 format: install  ## ruff, writing
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-clean:  ## what tests and builds leave behind, not the environment
-	rm -rf build dist *.egg-info .pytest_cache .ruff_cache out
-	find . -name __pycache__ -not -path './$(VENV)/*' -exec rm -rf {} +
+clean:  ## what tests and builds leave behind, not the environments
+	rm -rf build dist site *.egg-info .pytest_cache .ruff_cache .mypy_cache .coverage out
+	find . -name __pycache__ -not -path './$(VENV)/*' -not -path './$(LOWEST)/*' -exec rm -rf {} +

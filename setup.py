@@ -1,8 +1,8 @@
 """Packaging of EAGC-ops.
 
-The folders of the repository are rooms of one import package: `kernels/` is imported as `eagc_ops.kernels`, `training/` as
-`eagc_ops.training`, `bench/` as `eagc_ops.bench`. A top-level package named `kernels` or `training` would collide with
-other people's packages in site-packages.
+The folders of the repository are rooms of one import package: `kernels/` is imported as `eagc_ops.kernels`,
+`training/` as `eagc_ops.training`, `bench/` as `eagc_ops.bench`. A top-level package named `kernels` or
+`training` would collide with other people's packages in site-packages.
 """
 
 import re
@@ -26,25 +26,35 @@ VERSION = re.search(
     r'__version__ = "(.+)"', (Path(__file__).parent / "eagc_ops/__init__.py").read_text(encoding="utf-8")
 )[1]
 
-# A reason stands beside every bound; the exact versions the tests ran with are in constraints.txt.
-TORCH = "torch>=2.8"  # the release that belongs to triton 3.4; also torch.accelerator. Tested: the version in constraints.txt
-TRITON = "triton>=3.4; platform_system == 'Linux'"  # triton.knobs, by which the gate reads ptxas's log; elsewhere the torch path serves
+# A reason stands beside every bound. constraints.txt has the exact versions of `make test`,
+# constraints-lowest.txt the lowest ones, with which `make test-lowest` runs the operator's tests.
+TORCH = "torch>=2.12"  # 2.10 cannot compile the operator with dynamic shapes; 2.11 was not tried
+TRITON = "triton>=3.7; platform_system == 'Linux'"  # belongs to torch 2.12; 3.5 fails the gate's AMD tests
 NUMPY = "numpy>=1.26"  # first release built for python 3.12
 SCIPY = "scipy>=1.11"  # linear_sum_assignment, loadmat; 1.11 is the first for python 3.12
-TIMM = "timm>=1.0.9"  # vit checkpoint_filter_fn for DINOv2 with registers
-TORCHVISION = "torchvision>=0.23"  # the release that belongs to torch 2.8
+TIMM = "timm>=1.0.28"  # gated attention and parallel blocks, which the encoder must recognise and refuse
+TORCHVISION = "torchvision>=0.27"  # the release that belongs to torch 2.12
 ACCELERATE = "accelerate>=1.0"  # stable Accelerator API
 SCIKIT_LEARN = "scikit-learn>=1.3"  # KMeans n_init='auto' settled; bundled digits
 MATPLOTLIB = "matplotlib>=3.8"  # numpy 2 support
 TQDM = "tqdm>=4.66"  # settings from TQDM_* variables
 TENSORBOARD = "tensorboard>=2.15"  # protobuf 4 and later
-SAFETENSORS = "safetensors>=0.4"  # safe_open with metadata, refuses malformed headers
+SAFETENSORS = "safetensors>=0.4.3"  # safe_open with metadata, refuses malformed headers
+PYYAML = "pyyaml>=6.0.1"  # safe_load of user split files; 6.0 cannot be built with Cython 3
 PYDANTIC = "pydantic>=2.8"  # settings and their ranges; 2.8 is the first for python 3.13
-PYYAML = "pyyaml>=6.0"  # safe_load of user split files
+JINJA2 = "jinja2>=3.1"  # templates of the HTML pages
 PYTEST = "pytest>=8.0"  # pythonpath, importlib import mode without __init__ files
 PYTEST_BENCHMARK = "pytest-benchmark>=4.0"  # works with pytest 8
+PYTEST_COV = "pytest-cov>=5.0"  # coverage over the processes of pytest-xdist
 PYTEST_XDIST = "pytest-xdist>=3.5"  # the suite on two cores
-RUFF = "ruff>=0.6"  # formats Markdown code blocks in preview and later; the format of the tested version is the one checked
+RUFF = "ruff>=0.17"  # formats Markdown code blocks too; the format of the tested version is the one checked
+MYPY = "mypy>=2.0"  # the checker's verdict changes between releases
+CODESPELL = "codespell>=2.3"  # settings from pyproject.toml
+PRE_COMMIT = "pre-commit>=4.0"  # local hooks of language "system"
+MKDOCS = "mkdocs>=1.6"  # File.generated, by which pictures from elsewhere join the site; link validation
+MKDOCS_MATERIAL = "mkdocs-material>=9.5"  # theme; needs mkdocs 1.6
+MKDOCSTRINGS = "mkdocstrings[python]>=0.27"  # API reference from docstrings, without importing the package
+LIGHTNING = "lightning>=2.4"  # the package name of examples/lightning_module.py
 
 TRAIN = [
     TIMM,
@@ -56,16 +66,22 @@ TRAIN = [
     TQDM,
     TENSORBOARD,
     SAFETENSORS,
-    PYDANTIC,
     PYYAML,
+    PYDANTIC,
+    JINJA2,
 ]
+EXAMPLES = [TIMM, ACCELERATE, LIGHTNING]
 BENCH = [*TRAIN, PYTEST, PYTEST_BENCHMARK]  # the overhead table trains
-TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, PYTEST_XDIST, RUFF]
+TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, PYTEST_COV, PYTEST_XDIST]
+DOCS = [MKDOCS, MKDOCS_MATERIAL, MKDOCSTRINGS]
+DEV = [RUFF, MYPY, CODESPELL, PRE_COMMIT]
+EXTRAS = {"train": TRAIN, "bench": BENCH, "test": TEST, "docs": DOCS, "examples": EXAMPLES, "dev": DEV}
 
 setup(
     name="eagc-ops",
     version=VERSION,
-    description="Energy-Aware Gradient Coordinator for Generalized Category Discovery: a PyTorch operator with a fused Triton kernel",
+    description="Energy-Aware Gradient Coordinator for Generalized Category Discovery: "
+    "a PyTorch operator with a fused Triton kernel",
     long_description=(Path(__file__).parent / "README.md").read_text(encoding="utf-8"),
     long_description_content_type="text/markdown",
     license="MIT",
@@ -78,6 +94,6 @@ setup(
         "eagc_ops.training.paper": ["templates/*.j2"],
     },
     install_requires=[TORCH, TRITON, NUMPY],
-    extras_require={"train": TRAIN, "bench": BENCH, "test": TEST, "all": sorted({*TRAIN, *BENCH, *TEST})},
+    extras_require={**EXTRAS, "all": sorted({name for extra in EXTRAS.values() for name in extra})},
     entry_points={"console_scripts": ["eagc=eagc_ops.cli:main"]},
 )

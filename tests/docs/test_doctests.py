@@ -21,18 +21,18 @@ MODULES = [
 ]
 for room in ("kernels", "training", "bench"):
     package = importlib.import_module(f"eagc_ops.{room}")
-    found = [
+    modules = [
         m.name
         for m in pkgutil.walk_packages(package.__path__, f"eagc_ops.{room}.")
         if not m.name.startswith(NEED_A_RUNNER)
     ]
-    MODULES += [f"eagc_ops.{room}", *found]
+    MODULES += [f"eagc_ops.{room}", *modules]
 
 
 @pytest.mark.parametrize("name", sorted(set(MODULES)))
 def test_examples(name):
-    failed, _ = doctest.testmod(importlib.import_module(name))
-    assert failed == 0
+    failures, _ = doctest.testmod(importlib.import_module(name))
+    assert failures == 0
 
 
 def test_there_are_examples():

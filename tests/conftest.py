@@ -1,17 +1,22 @@
-"""Two runs make up the suite: one with TRITON_INTERPRET=1 that runs what needs or takes the Triton kernels, then the plain one."""
+"""Two runs make up the suite: one with TRITON_INTERPRET=1 that runs what needs or takes the Triton kernels,
+then the plain one.
+"""
 
 import os
 
 import pytest
 
-# Some virtual machines announce AMX and do not permit it: oneDNN's half products then end in "could not create a primitive".
+# Some virtual machines announce AMX and do not permit it: oneDNN's half products then end in "could not
+# create a primitive".
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # read when torch first multiplies
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 
 
 def pytest_collection_modifyitems(config, items):
-    """`interpreter` tests belong to the first run; tests with the `impl` fixture run in both, each with its own providers."""
+    """`interpreter` tests belong to the first run; tests with the `impl` fixture run in both, each with its
+    own providers.
+    """
     kept, dropped = [], []
     for item in items:
         own = item.get_closest_marker("interpreter") is not None

@@ -126,6 +126,7 @@ def _changed(config: Config, changes: dict[str, Any]) -> Config:
     fixed = [name for name, value in changes.items() if name not in free and value != getattr(config, name)]
     if fixed:
         raise ConfigError(
-            f"{', '.join(fixed)} cannot change in a run that exists (only {', '.join(free)} can): start a new run"
+            f"{', '.join(fixed)} cannot change in a run that exists (only {', '.join(free)} can): start a "
+            "new run"
         )
     return config.replace(**changes)

@@ -35,7 +35,9 @@ class Linker:
 
 
 class Python2Pickler(pickle._Pickler):
-    """Writes str and bytes as Python 2 did (and numpy names as numpy 1 did), the format of the official CIFAR files."""
+    """Writes str and bytes as Python 2 did (and numpy names as numpy 1 did), the format of the official CIFAR
+    files.
+    """
 
     dispatch = pickle._Pickler.dispatch.copy()
 
@@ -166,6 +168,11 @@ def herbarium_root(root, link, folder=str):
 
 
 BUILDERS = {
-    "cifar10": cifar10_root, "cifar100": cifar100_root, "imagenet100": imagenet_root, "cub": cub_root, "scars": scars_root,
-    "aircraft": aircraft_root, "herbarium19": herbarium_root,
-}  # fmt: skip
+    "cifar10": cifar10_root,
+    "cifar100": cifar100_root,
+    "imagenet100": imagenet_root,
+    "cub": cub_root,
+    "scars": scars_root,
+    "aircraft": aircraft_root,
+    "herbarium19": herbarium_root,
+}

@@ -234,7 +234,8 @@ def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
     ]
     if differs:
         raise ValueError(
-            f"trunk cache {directory} is stale ({'; '.join(differs)}): delete it, or choose a different directory"
+            f"trunk cache {directory} is stale ({'; '.join(differs)}): delete it, or choose a different "
+            "directory"
         )
     return done
 

@@ -432,6 +432,15 @@ class TestErrors:
             dist.destroy_process_group()
 
 
+def test_the_old_name_of_the_fp64_formulas_is_accepted_with_a_warning():
+    case = make_case()
+    with pytest.warns(DeprecationWarning, match='impl="reference" is now called "fp64"'):
+        old = gradient(case, impl="reference")
+    assert torch.equal(old, gradient(case, impl="fp64"))
+    with pytest.warns(DeprecationWarning, match="fp64"):
+        assert EAGC(subspace_of(case), impl="reference").impl == "fp64"
+
+
 def test_defaults_are_the_papers():
     case = make_case()
     assert torch.equal(gradient(case), gradient(case, **SETTINGS._asdict()))

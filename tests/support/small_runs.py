@@ -11,6 +11,7 @@ import json
 import os
 import signal
 import socket
+import subprocess
 import sys
 from pathlib import Path
 
@@ -177,6 +178,19 @@ def kill_at(where: str, count: int) -> None:
         files.os.replace = counted(where, os.replace, is_last)
     else:
         raise ValueError(where)
+
+
+def run_in_processes(scenarios: list[dict], folder: Path) -> None:
+    """Run the scenarios in processes of their own, one after the other, and check their exit codes."""
+    file = folder / "scenarios.json"
+    file.write_text(json.dumps(scenarios))
+    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
+    command = [sys.executable, __file__, str(file)]
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    codes = json.loads(done.stdout.splitlines()[-1])
+    expected = [[-signal.SIGKILL] if s["kill"] else [0] * s["world"] for s in scenarios]
+    assert codes == expected, done.stderr[-4000:]
 
 
 def run_scenario(scenario: dict) -> None:

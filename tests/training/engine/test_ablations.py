@@ -1,10 +1,5 @@
 """The ablations in whole runs: PCA subspace, alignment losses, blocks of the reference model."""
 
-import json
-import os
-import subprocess
-import sys
-
 import pytest
 import small_runs
 import torch
@@ -171,16 +166,7 @@ def test_two_processes_take_the_steps_of_one_and_measure_the_same(data, tmp_path
     }
     config = small_config(data, alignment="relation", **switches)
     scenario = {"kill": None, "world": 2, "config": config.to_json(), "output": str(tmp_path / "two")}
-    (tmp_path / "scenarios.json").write_text(json.dumps([scenario]))
-    command = [sys.executable, small_runs.__file__, str(tmp_path / "scenarios.json")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [[0, 0]], done.stderr[-4000:]
+    small_runs.run_in_processes([scenario], tmp_path)
     train(config, tmp_path / "one")
     one, two = (weights(tmp_path / name) for name in ("one", "two"))
     assert one.keys() == two.keys()

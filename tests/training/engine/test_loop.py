@@ -2,12 +2,8 @@
 
 import json
 import math
-import os
 import pickle
 import shutil
-import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -31,7 +27,6 @@ from eagc_ops.training.methods import Rows
 from eagc_ops.training.models import reference_model as reference_module
 from eagc_ops.training.runs import evaluate, resume, train
 
-SCRIPT = Path(small_runs.__file__)
 GENTLE = {"backbone_lr": 0.01, "head_lr": 0.01}  # steps that do not blow rounding up
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
@@ -59,18 +54,7 @@ def killed(data, whole, tmp_path_factory):
     }
     for name, scenario in scenarios.items():
         scenario |= {"config": config, "world": 1, **scenario, "output": str(folder / name / "run")}
-    (folder / "scenarios.json").write_text(json.dumps(list(scenarios.values())))
-    command = [sys.executable, str(SCRIPT), str(folder / "scenarios.json")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    codes = json.loads(done.stdout.splitlines()[-1])
-    wanted = [[-signal.SIGKILL] if s["kill"] else [0] * s["world"] for s in scenarios.values()]
-    assert codes == wanted, done.stderr[-4000:]
+    small_runs.run_in_processes(list(scenarios.values()), folder)
     return {name: Path(scenario["output"]) for name, scenario in scenarios.items()}
 
 

@@ -1,11 +1,7 @@
 """Whole runs of LegoGCD and SPTNet with and without EAGC: resumed inside an epoch, and in two processes."""
 
 import copy
-import json
-import os
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 
 import pytest
@@ -137,16 +133,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
         {"kill": None, "world": 2, "config": config.to_json(), "output": str(tmp_path / f"{name} two")}
         for name, config in configs.items()
     ]
-    (tmp_path / "scenarios.json").write_text(json.dumps(scenarios))
-    command = [sys.executable, small_runs.__file__, str(tmp_path / "scenarios.json")]
-    done = subprocess.run(
-        command,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())},
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads(done.stdout.splitlines()[-1]) == [[0, 0], [0, 0]], done.stderr[-4000:]
+    small_runs.run_in_processes(scenarios, tmp_path)
     for name, config in configs.items():
         train(config, tmp_path / f"{name} one")
         one, two = (load_checkpoint(tmp_path / f"{name} {n}" / "last.safetensors")[0] for n in ("one", "two"))

@@ -4,9 +4,6 @@ import copy
 import dataclasses
 import json
 import math
-import os
-import subprocess
-import sys
 
 import pytest
 import small_runs
@@ -581,11 +578,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
     }
     config = small_runs.small_config(data, "selex", **gentle)
     scenario = {"config": config.to_json(), "world": 2, "kill": None, "output": str(tmp_path / "two" / "run")}
-    (tmp_path / "scenarios.json").write_text(json.dumps([scenario]))
-    environment = {**os.environ, "OMP_NUM_THREADS": str(torch.get_num_threads())}
-    command = [sys.executable, small_runs.__file__, str(tmp_path / "scenarios.json")]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment)
-    assert done.stdout.splitlines()[-1] == "[[0, 0]]", done.stderr[-4000:]
+    small_runs.run_in_processes([scenario], tmp_path)
     train(config, tmp_path / "one")
     one, two = (load_checkpoint(tmp_path / name / "last.safetensors")[0] for name in ("one", "two/run"))
     assert torch.equal(one["method.clusters"], two["method.clusters"])

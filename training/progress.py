@@ -10,7 +10,7 @@ from tqdm import tqdm
 def bar(*args: Any, shown: bool = True, **settings: Any) -> tqdm:
     """A tqdm bar.
 
-    `disable` is passed only to hide it: as an argument it would override TQDM_DISABLE, by which `run_jobs`
+    `disable` is passed only to hide the bar: disable=False would override TQDM_DISABLE, with which `run_jobs`
     silences its processes.
     """
     return tqdm(*args, **settings, **({} if shown else {"disable": True}))

@@ -1,4 +1,4 @@
-"""Runs from a configuration to a result: experiment, loop and analysis put together.
+"""Runs from a configuration to a result: experiment, loop and analysis combined.
 
 >>> from eagc_ops.training.config import resolve
 >>> config = resolve("simgcd", "digits", "paper", epochs=1)
@@ -32,7 +32,7 @@ def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()
     """Train a new run in the folder `output`; reference models are kept in `references` beside it.
 
     Returns the content of result.json: {"headline": "last" | "best", "last": {"epoch", "all", "old", "new"},
-    "best": {...}, "warnings": [...], "reference_cross_entropy": of its last epoch, or None}.
+    "best": {...}, "warnings": [...], "reference_cross_entropy": float | None}.
     """
     output = Path(output)
     if output.exists() and not (output.is_dir() and not any(output.iterdir())):
@@ -41,9 +41,9 @@ def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()
         )
     config, estimate = _with_estimated_k(config)
     experiment = Experiment(config)
-    start = experiment.starting_point  # one that does not fit is refused before a folder is made
+    start = experiment.starting_point  # read now: one that does not fit must fail before a folder is made
     facts = experiment.facts.replace(k_estimate=estimate, start=start and start.record)
-    experiment.accelerator.wait_for_everyone()  # every process has looked before the first one writes
+    experiment.accelerator.wait_for_everyone()  # every process must see an empty folder before one writes
     folder = RunFolder.create(output, config, facts, experiment.main)
     return _fit(experiment, folder, callbacks)
 
@@ -51,7 +51,7 @@ def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()
 def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: Any) -> dict[str, Any]:
     """Continue a run from its last checkpoint, or from the start if it has none yet.
 
-    Only settings of the machine may change. A run that is complete gives its result.
+    `changes` may only touch settings of the machine. A complete run returns its result at once.
     """
     folder = RunFolder.open(output)
     config = _changed(folder.config, changes)
@@ -65,7 +65,7 @@ def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: An
 def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accuracy:
     """All / Old / New on the unlabelled set with a run's "last" or "best" weights.
 
-    `changes` as in `resume`.
+    `changes` may only touch settings of the machine.
     """
     folder = RunFolder.open(output)
     if which not in ("last", "best"):
@@ -77,14 +77,11 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
 
 
 def run_job(job: Job) -> dict[str, Any]:
-    """Train the run of a job, or continue it.
-
-    A top-level function, so that it can be sent to spawned processes.
-    """
+    """Train the run of a job, or continue it. Spawned processes can import this function."""
     config, folder = job.config, job.folder
     if (folder / "run.json").exists():
         return resume(folder, **{name: getattr(config, name) for name in config.machine_settings()})
-    for partial in folder.glob("*.partial"):  # killed while run.json was written: nothing has begun
+    for partial in folder.glob("*.partial"):  # a kill while run.json was written: training had not begun
         partial.unlink()
     return train(config, folder)
 
@@ -112,13 +109,13 @@ def _with_estimated_k(config: Config) -> tuple[Config, dict[str, Any] | None]:
     experiment = Experiment(config.replace(k=None))
     features, label = all_features(experiment.student.encoder, experiment.batches)
     estimate = estimate_k(features, label, experiment.data.known, progress=experiment.main)
-    # Processes may round differently: all take the main one's number.
+    # Processes may round differently, so all use the main one's number.
     k = int(broadcast(torch.tensor(estimate.k, device=experiment.device)))
     return config.replace(k=k), estimate._asdict()
 
 
 def _changed(config: Config, changes: dict[str, Any]) -> Config:
-    """The configuration of a run that exists, with changes that leave its numbers as they are."""
+    """The configuration of an existing run with `changes`, which must not affect its numbers."""
     unknown = [name for name in changes if name not in config.help_texts()]
     if unknown:
         raise ConfigError(f"{', '.join(unknown)} is not a setting of {config.method}")
@@ -126,7 +123,7 @@ def _changed(config: Config, changes: dict[str, Any]) -> Config:
     fixed = [name for name, value in changes.items() if name not in free and value != getattr(config, name)]
     if fixed:
         raise ConfigError(
-            f"{', '.join(fixed)} cannot change in a run that exists (only {', '.join(free)} can): start a "
-            "new run"
+            f"{', '.join(fixed)} cannot change in an existing run (only {', '.join(free)} can): "
+            "start a new run"
         )
     return config.replace(**changes)

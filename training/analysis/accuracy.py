@@ -12,10 +12,7 @@ __all__ = ["Accuracy", "accuracy", "accuracy_per_class"]
 
 
 class Accuracy(NamedTuple):
-    """Shares in [0, 1].
-
-    `old` counts images whose true class is known, `new` the others; NaN where there is none.
-    """
+    """Shares in [0, 1]: `old` of images of known classes, `new` of the others; NaN if there are none."""
 
     all: float
     old: float
@@ -23,11 +20,11 @@ class Accuracy(NamedTuple):
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
-    """Accuracy "v2", which papers report.
+    """Accuracy "v2", the one that papers report.
 
     `predictions` and re-indexed `labels`: (N,) integers (arrays, CPU tensors).
 
-    There is one matching over all images: a cluster matched to a new class earns nothing for an old one. With
+    There is one matching over all images: a cluster matched to a new class earns nothing for old images. With
     U split into old and new by true class, |U| all = |U_old| old + |U_new| new.
 
     >>> accuracy([0] * 10, [0] * 6 + [1] * 4, known=1)
@@ -40,7 +37,7 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
 def accuracy_per_class(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
     """Accuracy "v2b": the same matching, then the unweighted mean over the classes that occur.
 
-    It is secondary, for Herbarium19, whose classes differ much in size.
+    A secondary measure for Herbarium19, whose classes differ widely in size.
     """
     matched, total = _matched(predictions, labels, known)
     present = total > 0
@@ -57,13 +54,13 @@ def _ratio(part: float, whole: float) -> float:
 
 
 def _matched(predictions: ArrayLike, labels: ArrayLike, known: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per true class: images in the cluster matched to it, and images."""
+    """Per true class: its images in the cluster matched to it, and all its images."""
     c, y = _vector("predictions", predictions), _vector("labels", labels)
     if len(c) != len(y) or len(y) == 0:
         raise ValueError(f"predictions and labels must have the same length >= 1, got {len(c)} and {len(y)}")
     if known < 0:
-        raise ValueError(f"known must be the number of known classes, got {known}")
-    # The matrix is square, so that too many or too few clusters are matched too.
+        raise ValueError(f"known, the number of known classes, must be >= 0, got {known}")
+    # The matrix is square, because there may be more or fewer clusters than classes.
     size = int(max(c.max(), y.max())) + 1
     counts = np.bincount(c * size + y, minlength=size * size).reshape(size, size)
     clusters, classes = linear_sum_assignment(counts.max() - counts)

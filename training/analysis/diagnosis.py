@@ -1,4 +1,4 @@
-"""Gradient entanglement, measured while a run trains. The run's numbers stay the same bits.
+"""Gradient entanglement, measured while a run trains, without changing a bit of the run.
 
 Gradients are those of a step's batch before its update, over the trained parameters of the last block
 (`parameters="block"`, the released code) or over all parameters that the step trains, encoder and heads
@@ -10,21 +10,20 @@ Gradients are those of a step's batch before its update, over the trained parame
         gdc_release    the operator acts in both, as in the released code: both then hold the same alignment
                        term, which pulls them together. (That code uses the tau of the previous batch; here it
                        is the tau of this batch.)
-    cos(g_L, g_rows), appendix C.5. g_rows is the gradient of the method's whole loss, L_sup + L_unsup, of
-    some rows of the batch alone, as if it held no others; g_L as in gdc_clean, on the whole batch; no
-    operator
+    cos(g_L, g_rows), appendix C.5. g_rows is the gradient of the method's whole loss, L_sup + L_unsup, as if
+    the batch held only some of its rows; g_L is that of gdc_clean, on the whole batch; no operator
         cos_labelled   labelled rows
         cos_known      labelled rows and unlabelled rows of known classes
         cos_novel      labelled rows and unlabelled rows of novel classes
         cos_all        all rows
-                       (me-max asks for all K classes in a batch, which alone gives rows without novel classes
-                       a gradient)
+                       (me-max rewards all K classes in a batch, which by itself causes a gradient on rows
+                       without novel classes)
     rho_grad           sum of |dL/dz_i| over rows of known classes, labelled ones included, as a share of the
                        sum over all rows; L as above, dL/dz before the operator. `known_rows` is the share of
-                       these rows: it equals rho_grad when all rows pull alike
+                       these rows: it equals rho_grad if all rows have gradients of the same norm
 
 Features are those of whole sets under the test transform, after the update: Z_old of labelled images, Z_new
-of unlabelled images of novel classes
+of unlabelled images of novel classes.
 
     SOC = |Z_new P_old|^2 / |Z_new|^2, P_old: the k leading directions of Z_old
         soc_release    unit-norm rows centred on the mean of Z_old
@@ -34,8 +33,8 @@ of unlabelled images of novel classes
                        is that of the reference model), so that runs can be compared
 
 An alignment loss (`alignment`) counts as part of the operator: it is in the applied gradient and in
-gdc_release, and in nothing else. Without EAGC both GDCs are one number. Known and novel classes are told
-apart by the true labels, which are used here and reach no loss.
+gdc_release, and in nothing else. Without EAGC both GDCs are equal. Known and novel classes are told apart
+by the true labels, which are used only to group rows.
 """
 
 from __future__ import annotations
@@ -80,7 +79,7 @@ MEASURES = (
     "cos_novel",
     "cos_all",
 )
-# Most memory for trunk tokens of test views; sets that need more go through the trunk every time.
+# Maximum memory for trunk tokens of test views; sets that need more go through the trunk every time.
 KEPT_BYTES = 8 << 30
 
 
@@ -102,8 +101,8 @@ class Diagnose(Callback):
             return
         if loop.config.accumulation > 1:
             raise ConfigError(
-                f"accumulation={loop.config.accumulation}: gradients of one whole batch are compared; "
-                "set it to 1 to diagnose"
+                f"accumulation={loop.config.accumulation}: the diagnosis compares gradients of a whole "
+                "batch; set it to 1 to diagnose"
             )
         started = time.perf_counter()
         block = [p for p in loop.student.encoder.tail[-1].parameters() if p.requires_grad]
@@ -124,7 +123,7 @@ class Diagnose(Callback):
         old, new = self._sets.features()
         loop.student.train()
         self._line["k"] = k = min(self.settings.k, *old.shape)
-        # The loop reports a run that diverged.
+        # Features that are not finite are left out: the loop itself reports a run that diverged.
         if new is not None and old.isfinite().all() and new.isfinite().all():
             conceptor = Subspace.conceptor(old, loop.config.aperture).matrix
             self._line["soc_release"] = subspace_overlap(old, new, k, "release").item()
@@ -143,7 +142,7 @@ class Diagnose(Callback):
 
 
 def gradient_measures(loop: Loop, rows: Rows, parameters: list[nn.Parameter]) -> dict[str, float]:
-    """GDC, mixed-gradient cosines and rho_grad at the current weights. `.grad` is read, and not touched."""
+    """GDC, mixed-gradient cosines and rho_grad at the current weights. `.grad` is read, not changed."""
     student, everywhere, autocast = loop.student, gather(rows), loop.experiment.accelerator.autocast
     known = known_classes(loop.experiment.data).to(loop.experiment.device)[everywhere.uq_idx]
     applied = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
@@ -152,7 +151,7 @@ def gradient_measures(loop: Loop, rows: Rows, parameters: list[nn.Parameter]) ->
 
     def gradient(loss: Tensor) -> Tensor:
         parts = torch.autograd.grad(loss, parameters, retain_graph=True, materialize_grads=True)
-        # The mean over processes, which DDP also takes of the applied gradient
+        # The mean over processes, as DDP computes it for the applied gradient
         return loop.experiment.accelerator.reduce(torch.cat([part.flatten() for part in parts]), "mean")
 
     measures = {"known_rows": known.float().mean().item()}
@@ -189,7 +188,7 @@ def gradient_measures(loop: Loop, rows: Rows, parameters: list[nn.Parameter]) ->
 def loss_of_rows(student: Student, h: tuple[Tensor, ...], rows: Rows, chosen: Tensor) -> Loss:
     """The method's loss as if the batch held the `chosen` (n,) rows alone; an image's views go together."""
     columns = {name: getattr(rows, name)[chosen] for name in ("label", "mask", "uq_idx")}
-    with torch.autocast(chosen.device.type, enabled=False), _buffers_put_back(student):
+    with torch.autocast(chosen.device.type, enabled=False), _buffers_restored(student):
         return student.method.loss(tuple(output[chosen] for output in h), rows._replace(**columns))
 
 
@@ -211,8 +210,8 @@ def _cosine(supervised: Tensor, other: Tensor) -> float:
 def _as_in_the_step(loop: Loop, operator: bool) -> Iterator[None]:
     """Heads and losses repeat the draws of the step, and leave nothing behind.
 
-    Buffers and the coordinator's records are put back. `operator=False` takes out the coordinator meanwhile,
-    and the loss that stands in for its anchor term.
+    Buffers and the coordinator's records are restored. `operator=False` removes the coordinator meanwhile,
+    and the alignment loss that replaces its anchor term.
     """
     student, experiment = loop.student, loop.experiment
     eagc, alignment = student.eagc, student.alignment
@@ -223,8 +222,8 @@ def _as_in_the_step(loop: Loop, operator: bool) -> Iterator[None]:
         student.eagc = student.alignment = None
     devices = [experiment.device] if experiment.device.type == "cuda" else []
     try:
-        with _buffers_put_back(student), torch.random.fork_rng(devices=devices):
-            # Nothing in an encoder draws, so the heads come first, as in the step.
+        with _buffers_restored(student), torch.random.fork_rng(devices=devices):
+            # An encoder draws nothing, so the heads draw first, as in the step.
             rank = experiment.accelerator.process_index
             torch.manual_seed(draw_key(loop.config.seed, loop.epoch, loop.position, rank, -1))
             yield
@@ -236,13 +235,13 @@ def _as_in_the_step(loop: Loop, operator: bool) -> Iterator[None]:
 
 
 @contextmanager
-def _buffers_put_back(module: nn.Module) -> Iterator[None]:
+def _buffers_restored(module: nn.Module) -> Iterator[None]:
     before = {name: value.clone() for name, value in module.named_buffers()}
     try:
         yield
     finally:
         for name, value in module.named_buffers():
-            # A write, even of the same values, would spoil a graph that holds the buffer.
+            # A write, even of the same values, would invalidate a graph that holds the buffer.
             if not torch.equal(value, before[name]):
                 value.copy_(before[name])
 
@@ -254,8 +253,8 @@ class WholeSets:
     """Labelled images, and unlabelled ones of novel classes, under the test transform.
 
     The frozen trunk's tokens of these images are the same at every step: they are computed once and kept in
-    memory, up to `KEPT_BYTES`. They are not kept if a trunk cache has them, nor for a method whose inputs
-    change the pixels (SPTNet's prompts).
+    memory, up to `KEPT_BYTES`. They are not kept if a trunk cache has them, or if the method changes the
+    pixels (SPTNet's prompts).
     """
 
     def __init__(self, experiment: Experiment) -> None:
@@ -271,7 +270,7 @@ class WholeSets:
         self._kept: list[list[Batch]] | None = None
 
     def features(self) -> tuple[Tensor, Tensor | None]:
-        """Z_old (N_old, D) and Z_new (N_new, D), None if there is none, by the current student. fp32."""
+        """Z_old (N_old, D) and Z_new (N_new, D) or None, in fp32, by the current student."""
         if self._kept is None and self.keeps:
             self._kept = [
                 [self._through_trunk(i, batch) for i, batch in enumerate(part)] for part in self._batches()
@@ -291,7 +290,7 @@ class WholeSets:
                 yield Batch([view[chosen] for view in batch.views], *(column[chosen] for column in batch[1:]))
 
     def _through_trunk(self, i: int, batch: Batch) -> Batch:
-        """The batch with tokens for views, or without views if a different process encodes it."""
+        """The batch with tokens in place of pixels, or without views if a different process encodes it."""
         if i % self.world != self.rank:
             return batch._replace(views=[])
         encoder, device = self.experiment.student.encoder, self.experiment.device

@@ -24,7 +24,7 @@ from eagc_ops.training.progress import bar as progress_bar
 
 __all__ = ["LARGEST", "RESTARTS", "SEARCHES", "Estimate", "all_features", "estimate_k"]
 
-# The published search; scikit-learn's own default of restarts has changed from 10 to 1.
+# The published search. scikit-learn's default number of restarts has changed from 10 to 1.
 LARGEST, RESTARTS = 1000, 10
 
 
@@ -55,9 +55,9 @@ def estimate_k(
         label: (N,) int64, class of the labelled rows in 0 .. known - 1, -1 on the others.
         known: number of known classes.
         search: "brent", scipy's bounded search on int(x), or "bisection". Neither tries every K, and the
-            accuracy is no smooth function of K: both find a good K, which need not be the best.
-        largest: end of the searched range known .. largest, or the number of rows if that is smaller.
-        restarts: of every k-means.
+            accuracy is not a smooth function of K: both find a good K, which need not be the best.
+        largest: end of the search range, which starts at known; at most the number of rows.
+        restarts: number of restarts of every k-means.
         progress: show a bar.
     """
     labelled, largest = (label >= 0).cpu(), min(largest, len(features))
@@ -71,9 +71,12 @@ def estimate_k(
             f"got {label.unique().tolist()[:9]}"
         )
     if search not in SEARCHES:
-        raise ValueError(f"search={search!r}: choose from {', '.join(SEARCHES)}")
+        raise ValueError(f"search must be one of {', '.join(SEARCHES)}, got {search!r}")
     if largest <= known:
-        raise ValueError(f"largest={largest}: with {known} known classes the search needs a larger end")
+        raise ValueError(
+            f"largest, capped at the number of rows, must be > {known}, the number of known classes, "
+            f"got {largest}"
+        )
     points, truth, tried = F.normalize(features.float(), dim=1).cpu().numpy(), label.cpu()[labelled], {}
     with progress_bar(desc=f"K in {known} .. {largest}", unit="k-means", shown=progress) as bar:
 
@@ -94,7 +97,7 @@ def _brent(score: Callable[[int], float], smallest: int, largest: int) -> int:
 
 
 def _bisection(score: Callable[[int], float], small: int, big: int) -> int:
-    """Give up the half with the worse end; the answer is the best of the last three."""
+    """Drop the half with the worse end; the result is the best of the last three."""
     for _ in range(int(math.log2(big - small))):
         middle = int(small + (big - small) / 2)
         small, big = (middle, big) if score(big) > score(small) else (small, middle)

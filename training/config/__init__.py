@@ -1,7 +1,7 @@
-"""The configuration of a run. It needs neither torch nor the data, the models or the methods.
+"""The configuration of a run. These files need neither torch nor the data, the models or the methods.
 
 1. `datasets`  published facts about every data set (`SPECS`)
-2. `settings`  the base of all settings: strict, frozen, errors of one line (`Settings`, `ConfigError`)
+2. `settings`  the base of all settings: strict, frozen, one-line errors (`Settings`, `ConfigError`)
 3. `schema`    the settings and their ranges (`Config`, one subclass per method, `Diagnosis`)
 4. `presets`   their values by preset, method and data set (`resolve`)
 5. `options`   the command-line options made from them (`add_config_arguments`)

@@ -1,4 +1,4 @@
-"""The data sets: published facts about each, and how its images look to the rest of the package.
+"""The data sets: published facts about each, and the form of its images.
 
 This is plain data. `data/catalog.py` reads the files;
 `presets.py` has the settings that depend on the data set.
@@ -19,25 +19,17 @@ class Spec:
     novel: int = 0  # classes
     train: int = 0  # images
     test: int = 0  # images
-    pool: int = 0  # training images of known classes; half of them is labelled
+    pool: int = 0  # training images of known classes; half of them are labelled
     layout: str  # the files below the root, for messages
-    inner: str = (
-        ""  # folder that the archive unpacks to: the root may be this folder or the one that holds it
-    )
-    permuted: bool = (
-        False  # whether the official loader keeps L in drawn order; if not, L is in ascending order
-    )
+    inner: str = ""  # folder that the archive unpacks to; the root may be this folder or its parent
+    permuted: bool = False  # L in drawn order, as in the official loader; otherwise in ascending order
     needs_split_file: bool = False  # whether the user must say which classes are known
-    bundled: str = ""  # package that the images come with; such a data set has no root
+    bundled: str = ""  # package that contains the images; such a data set has no root
     channels: int = 3
     image_size: int = 224  # default side of the square input, in pixels
     transforms: Literal["protocol", "digits"] = "protocol"  # key of `data.transforms.TRANSFORMS`
-    own_encoder: str | None = (
-        None  # backbone that is pretrained on the images themselves: no published weights fit
-    )
-    small: bool = (
-        False  # a CPU trains it in minutes: it shows how things work, and says little about accuracy
-    )
+    own_encoder: str | None = None  # backbone to pretrain on these images if no published weights fit
+    small: bool = False  # a CPU trains it in minutes; good for a demonstration, not for judging accuracy
 
 
 SPECS: dict[str, Spec] = {

@@ -1,4 +1,4 @@
-"""Command-line options made from the settings: one for each, with its help text, choices and default."""
+"""Command-line options made from the settings, each with its help text, choices and default."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def _flag(name: str) -> str:
 
 
 def _value(allowed: tuple[Any, ...]) -> dict[str, Any]:
-    """How argparse reads a value of these kinds."""
+    """The keywords of `add_argument` that read a value of these kinds."""
     if isinstance(allowed[0], str):
         return {"choices": [kind for kind in allowed if isinstance(kind, str)]}
     return {"type": _reader(allowed), "metavar": {int: "N", float: "X", str: "TEXT"}[allowed[0]]}
@@ -156,4 +156,5 @@ def _text(value: Any) -> str:
 
 @functools.cache
 def _recipes(_cls: type[Config], method: str) -> list[Config]:
+    """A method's configurations under all presets and data sets; `_cls` is only a part of the cache key."""
     return [resolve(method, dataset, preset) for preset in PRESETS for dataset in SPECS]

@@ -23,7 +23,7 @@ from eagc_ops.training.config.settings import ConfigError
 
 Values = dict[str, Any]
 
-# What every method has in common.
+# Values that all methods share.
 PRESETS: dict[str, Values] = {
     "baseline": {"eagc": False, "head_lr": 0.1},
     "paper": {"eagc": True, "head_lr": 1.0},
@@ -37,12 +37,12 @@ PRESETS: dict[str, Values] = {
     },
 }
 
-# Values of a data set under every method and preset.
+# Values that a data set sets under every method and preset.
 BY_DATASET: dict[str, Values] = {
     "cifar10": {"reference_batch_size": 128},
     "cifar100": {"reference_batch_size": 128, "reference_epochs": 3},
     "imagenet100": {"reference_batch_size": 128},
-    # With 10 classes the MLP head at learning rate 1.0 collapses onto the known prototypes: neither is used.
+    # With 10 classes, an MLP head at learning rate 1.0 collapses onto the known prototypes: use neither.
     "digits": {
         "backbone": SPECS["digits"].own_encoder,
         "mlp_head_layers": 0,
@@ -56,7 +56,7 @@ BY_DATASET: dict[str, Values] = {
 def resolve(
     method: str = "simgcd", dataset: str = "digits", preset: str = "paper", **switches: Any
 ) -> Config:
-    """The configuration of a method on a data set under a preset. Settings in `switches` win over it."""
+    """The configuration of a method on a data set under a preset. `switches` override its settings."""
     cls = config_class(method)
     if preset not in PRESETS:
         raise ConfigError(f"preset must be one of {', '.join(PRESETS)}, got {preset!r}")
@@ -90,7 +90,7 @@ def _of_method(cls: type[Config], preset: str, dataset: str, backbone: str) -> V
     return {} if nearest is None else _OF_METHOD[nearest](preset, dataset, backbone)
 
 
-# SimGCD: weight of me-max, 1 on other data sets; the authors' own values, and those of the release of EAGC.
+# SimGCD: weight of me-max, of the authors and of the release of EAGC; 1 on other data sets.
 SIMGCD_MEMAX = {"cub": 2.0, "cifar100": 4.0}
 SIMGCD_MEMAX_RELEASE = {"cifar100": 2.0}
 # lambda_p of the release with DINO; 0.5 on other data sets, and with DINOv2.
@@ -107,7 +107,7 @@ def _simgcd(preset: str, dataset: str, backbone: str) -> Values:
     }
 
 
-# LegoGCD: the authors and the release have the same values. Weight of me-max: 1 on other data sets.
+# LegoGCD: the authors and the release use the same thresholds and weights of me-max (1 on other data sets).
 THRESHOLD = {
     "cub": 0.7,
     "scars": 0.85,
@@ -129,8 +129,8 @@ def _legogcd(preset: str, dataset: str, backbone: str) -> Values:
     }
 
 
-# SPTNet: the authors and the release have the same values. Other data sets have a weight of me-max of 1 and
-# the learning rates 1 (prompts) and 0.05 (classifier).
+# SPTNet: the authors and the release use the same values. On other data sets the weight of me-max is 1, and
+# the learning rates are 1 (prompts) and 0.05 (classifier).
 SPTNET_MEMAX = {"cub": 2.0}
 PROMPT_LR = {
     "cub": 25.0,
@@ -150,8 +150,8 @@ CLASSIFIER_LR = {
 }
 PATCH_PROMPTS_ONLY = ("cifar10", "cifar100")  # not in the release
 SPTNET_BY_DATASET: dict[str, Values] = {
-    # Images of 16 pixels, epochs of 14 batches. With patches of 4 pixels three quarters of an image are
-    # borders, and prompts of deviation 1 would drown it.
+    # Images are 16 pixels wide, and epochs have 14 batches. With patches of 4 pixels, three quarters of an
+    # image is border, and prompts with a standard deviation of 1 would drown it.
     "digits": {
         "pad_width": 2,
         "prompt_std": 0.1,
@@ -178,17 +178,17 @@ def _sptnet(preset: str, dataset: str, backbone: str) -> Values:
         "memax_weight": SPTNET_MEMAX.get(dataset, 1.0),
         "teacher_temp_epochs": 10,
         "epochs": 1000,
-        "precision": "fp16" if dataset in PROMPT_LR else "no",  # as the published runs; it needs a GPU
+        "precision": "fp16" if dataset in PROMPT_LR else "no",  # as in the published runs; fp16 needs a GPU
         **SPTNET_BY_DATASET.get(dataset, {}),
     }
 
 
-# SelEx: alpha of the authors, 1 on other data sets; the release of EAGC has 1 everywhere.
+# SelEx: the authors' alpha, 1 on other data sets; the release of EAGC uses 1 everywhere.
 SMOOTHING = {"aircraft": 0.5, "cifar10": 0.1, "cifar100": 0.1, "imagenet100": 0.1}
 MLP_HEAD_RELEASE = {"cifar100": 1}  # layers; 2 on other data sets
 TRAINABLE_BLOCKS = {"scars": 3}  # 2 on other data sets
 UNBALANCED = ("herbarium19",)
-EMBEDDING_DIM = {"digits": 2048}  # 65,536 on other data sets; 10 classes do not need as many
+EMBEDDING_DIM = {"digits": 2048}  # 65,536 on other data sets; 10 classes need fewer
 
 
 @preset_values(SelExConfig)

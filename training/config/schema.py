@@ -4,7 +4,7 @@
 Traceback (most recent call last):
 eagc_ops.training.config.settings.ConfigError: lambda_p must be >= 0, got -1.0
 
-`resolve` in `presets.py` fills a configuration from a preset; `options.py` makes command-line options of it.
+`resolve` in `presets.py` fills a configuration from a preset; `options.py` makes command-line options.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ class Diagnosis(Settings):
     """When gradient entanglement is measured, and on which parameters."""
 
     every: int = Field(1, ge=1, description="measure at optimizer steps 0, N, 2N, ...")
-    steps: int | None = Field(None, ge=1, description="measure only below this step; none: to the end")
+    steps: int | None = Field(None, ge=1, description="stop measuring at this step; none: measure to the end")
     parameters: Literal["block", "all"] = Field(
         "block",
         description="gradients to compare: those of the last block, as the released code does, "
         "or of all trained parameters, as in the paper",
     )
-    k: int = Field(16, ge=1, description="directions of SOC")
+    k: int = Field(16, ge=1, description="number of leading directions in SOC")
 
 
 class Config(Settings):
-    """Everything that decides a run. Every recipe change of the released EAGC is a setting of its own."""
+    """All settings of a run. Each change that the released EAGC makes to a recipe has its own setting."""
 
     # Method and data
     method: str = Field("simgcd", description="GCD method")
     dataset: str = Field("digits", description="data set; 'digits' needs no download")
     preset: Literal["baseline", "paper", "release"] = Field(
         "paper",
-        description="recipe: the method's own (no EAGC), as the paper's text says, "
-        "or as the released scripts do",
+        description="recipe: the method's own without EAGC, that of the paper's text, "
+        "or that of the released scripts",
     )
     root: Annotated[str | None, MACHINE] = Field(None, description="folder of the data set")
     split_file: Annotated[str | None, MACHINE] = Field(
-        None, description="class split of SSB data sets or of a plain image folder"
+        None, description="file with the class split; SSB data sets and image folders need one"
     )
     image_size: int | None = Field(
         None, ge=1, description="side of the square input in pixels; none: the data set's own"
@@ -54,19 +54,19 @@ class Config(Settings):
     )
     weights: Annotated[str | None, MACHINE] = Field(
         None,
-        description="pretrained weights of the backbone (.pth or .safetensors); none: random, by the seed; "
+        description="pretrained weights of the backbone (.pth or .safetensors); none: random, from the seed; "
         "digits: pretrained first if left out",
     )
     k: Annotated[int, Field(ge=1)] | Literal["estimate"] | None = Field(
         None,
-        description="number of classes, known and novel, to train for; "
-        "'estimate': estimated before training; none: the true number",
+        description="number of classes to train for, known and novel; "
+        "'estimate': estimate it before training; none: the true number",
     )
-    seed: int = Field(0, ge=0, description="key of everything random (draws, augmentations, heads)")
+    seed: int = Field(0, ge=0, description="random seed (draws, augmentations, heads)")
 
     # The coordinator
     eagc: bool = Field(
-        True, description="coordinate gradients between encoder and head; changes nothing else"
+        True, description="coordinate gradients between encoder and heads; changes nothing else"
     )
     lambda_a: float = Field(0.7, ge=0, description="strength of the anchor term on labelled rows (AGA)")
     lambda_p: float = Field(0.5, ge=0, description="strength of the projection of unlabelled rows (EEP)")
@@ -76,25 +76,25 @@ class Config(Settings):
     aperture: float = Field(2.0, gt=0, description="aperture eta of the conceptor")
     pca_k: int = Field(16, ge=1, description="directions of the subspace 'pca'")
     anchor: Literal["mean", "sum"] = Field(
-        "mean", description="anchor term divided by labelled rows times D (released numbers), or as printed"
+        "mean", description="anchor term: divided by labelled rows times D (released), or as in the paper"
     )
     alignment: Literal["gradient", "proximal", "gram", "relation"] = Field(
         "gradient",
-        description="labelled features are held to the reference model by the anchor term (AGA), "
-        "or by a loss of weight lambda_a instead",
+        description="hold labelled features to the reference model by the anchor term (AGA), "
+        "or by a loss with weight lambda_a instead",
     )
     tau: Literal["energy", "uniform"] = Field(
         "energy", description="projection weight by energy, or 1 for every unlabelled row (ablation)"
     )
     energy_momentum: float | None = Field(
-        None, ge=0, lt=1, description="EMA momentum of the labelled mean energy; none: fixed"
+        None, ge=0, lt=1, description="EMA momentum of the labelled rows' mean energy; none: it is fixed"
     )
 
     # The student
     warm_start: bool = Field(
-        False, description="student starts from the reference model instead of the pretrained backbone"
+        False, description="start the student from the reference model instead of the pretrained backbone"
     )
-    trainable_blocks: int = Field(1, ge=1, description="last blocks of the ViT that are trained")
+    trainable_blocks: int = Field(1, ge=1, description="number of last ViT blocks to train")
     cls_only: bool = Field(
         True, description="compute only the CLS row of the last block (same numbers, faster)"
     )
@@ -104,12 +104,12 @@ class Config(Settings):
 
     # The reference model, trained once on labelled data
     reference_blocks: int | None = Field(
-        None, ge=1, description="last blocks that the reference model trains; none: as trainable_blocks"
+        None, ge=1, description="number of last blocks the reference model trains; none: trainable_blocks"
     )
     reference_epochs: int = Field(30, ge=1, description="epochs of the reference model")
     reference_batch_size: int = Field(32, ge=1, description="images per batch of the reference model")
     reference_lr: float = Field(
-        0.02, gt=0, description="learning rate of the reference model, cosine to a thousandth"
+        0.02, gt=0, description="learning rate of the reference model; a cosine lowers it to a thousandth"
     )
     reference_weight_decay: float = Field(
         1e-4, ge=0, description="weight decay of the reference model (biases and norms exempt)"
@@ -119,7 +119,7 @@ class Config(Settings):
     epochs: int = Field(200, ge=1, description="epochs of GCD training")
     batch_size: int = Field(128, ge=2, description="images per optimizer step over all processes")
     accumulation: int = Field(
-        1, ge=1, description="micro-batches a step is split into; contrastive terms then see one micro-batch"
+        1, ge=1, description="micro-batches per step; contrastive terms see one micro-batch at a time"
     )
     backbone_lr: float = Field(0.1, gt=0, description="learning rate of the encoder")
     head_lr: float = Field(1.0, gt=0, description="learning rate of the heads")
@@ -129,7 +129,7 @@ class Config(Settings):
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(5e-5, ge=0, description="weight decay")
 
-    # The hardware, the cache, the log
+    # Hardware, cache and log
     device: Annotated[Literal["auto", "cpu"], MACHINE] = Field(
         "auto", description="where to train; auto: the device that Accelerate chooses"
     )
@@ -137,20 +137,20 @@ class Config(Settings):
         "no", description="mixed precision (released numbers: no)"
     )
     deterministic: bool = Field(
-        False, description="deterministic algorithms on a GPU too (a CPU repeats its bits anyway)"
+        False, description="use deterministic algorithms on a GPU (runs on a CPU always repeat bit for bit)"
     )
     trunk_cache: Annotated[str | None, MACHINE] = Field(
-        None, description="folder for the trunk's tokens: they are computed once, then the trunk is never run"
+        None, description="folder for the trunk's tokens: compute them once, and train without the trunk"
     )
     cache_views: int = Field(
         8, ge=2, description="augmented views of every image in the trunk cache; training draws two of them"
     )
     cache_half: bool = Field(False, description="store the trunk cache in half precision")
     workers: Annotated[int, MACHINE] = Field(
-        0, ge=0, description="data loader processes; the draws do not depend on them"
+        0, ge=0, description="data loader processes; the random draws do not depend on their number"
     )
     log_every: Annotated[int, MACHINE] = Field(
-        20, ge=1, description="steps between log lines; values are read from the device only then"
+        20, ge=1, description="steps between log lines; only then are values read from the device"
     )
     checkpoint_every: Annotated[int, MACHINE] = Field(
         0, ge=0, description="steps between checkpoints inside an epoch; 0: at the end of every epoch"
@@ -158,10 +158,10 @@ class Config(Settings):
     diagnose: Annotated[Diagnosis | None, MACHINE] = Field(
         None,
         description="measure gradient entanglement while training: GDC, SOC, rho, mixed gradients; "
-        "the run stays the same",
+        "the run itself does not change",
     )
     headline: Literal["last", "best"] = Field(
-        "last", description="epoch reported first, the other beside it; best is chosen with the truth of U"
+        "last", description="epoch to report first; the best one is chosen by the true labels of U"
     )
 
     @model_validator(mode="after")
@@ -175,33 +175,33 @@ class Config(Settings):
             )
         if self.alignment != "gradient" and not self.has_operator:
             raise ConfigError(
-                f"alignment={self.alignment!r} stands in for the anchor term of EAGC, but the operator takes "
-                "no part in this run: leave it out, or turn EAGC on (lambda_p=0 leaves the loss alone)"
+                f"alignment={self.alignment!r} replaces the anchor term of EAGC, but this run does not use "
+                "the operator: leave it out, or turn EAGC on (with lambda_p=0 for this loss alone)"
             )
         if self.alignment != "gradient" and self.anchor == "sum":
             raise ConfigError(
-                f"anchor='sum': alignment={self.alignment!r} replaces the anchor term, and is a mean; "
+                f"anchor='sum': alignment={self.alignment!r} replaces the anchor term by a mean; "
                 "leave one of them out"
             )
         if self.diagnose is not None and self.accumulation > 1:
             raise ConfigError(
-                f"accumulation={self.accumulation}: gradients of one whole batch are compared; "
+                f"accumulation={self.accumulation}: the diagnosis compares gradients of a whole batch; "
                 "set it to 1 to diagnose"
             )
         return self
 
     @property
     def has_operator(self) -> bool:
-        """Whether EAGC's operator takes part in this run. SPTNet's "EAGC" can also be its start alone."""
+        """Whether this run applies EAGC's operator. SPTNet can also use EAGC through its start alone."""
         return self.eagc
 
     @property
     def blocks_of_reference(self) -> int:
-        """Last blocks that the reference model trains."""
+        """Number of last blocks that the reference model trains."""
         return self.trainable_blocks if self.reference_blocks is None else self.reference_blocks
 
     def replace(self, **changes: Any) -> Self:
-        """This configuration with some settings changed, checked again."""
+        """This configuration with some settings changed; all settings are checked again."""
         return type(self)(**{**dict(self), **changes})
 
     def to_json(self) -> dict[str, Any]:
@@ -209,12 +209,12 @@ class Config(Settings):
         return self.model_dump()
 
     def recipe(self) -> dict[str, Any]:
-        """The settings that decide a run's numbers: all but those of the machine."""
+        """The settings that decide a run's numbers: all except those of the machine."""
         return self.model_dump(exclude=set(self.machine_settings()))
 
     @classmethod
     def machine_settings(cls) -> tuple[str, ...]:
-        """Names of the settings that may change when a run is resumed: they change no number of it."""
+        """Names of the settings that may change when a run is resumed, as they do not affect its numbers."""
         return tuple(name for name, field in cls.model_fields.items() if MACHINE in field.metadata)
 
     @classmethod
@@ -242,7 +242,7 @@ class LegoGCDConfig(SimGCDConfig):
     """Settings of LegoGCD."""
 
     threshold: float = Field(
-        0.85, ge=0, description="confidence from which an unlabelled row counts as known"
+        0.85, ge=0, description="least confidence with which an unlabelled row counts as known"
     )
     dual_view_kl: bool = Field(
         True, description="KL term between the two views' predictions (missing in the release of EAGC)"
@@ -254,44 +254,43 @@ class SPTNetConfig(SimGCDConfig):
 
     init: Annotated[str | None, MACHINE] = Field(
         None,
-        description="trained SimGCD to start from: a run folder (the weights it reports) or a checkpoint",
+        description="trained SimGCD to start from: a run folder (its headline epoch) or a checkpoint",
     )
     sptnet_eagc: Literal["init", "on"] = Field(
         "on",
-        description="meaning of --eagc for SPTNet: a start that was trained with EAGC and nothing else "
-        "(released), or the operator too",
+        description="meaning of --eagc for SPTNet: only the SimGCD run it starts from used EAGC (released), "
+        "or SPTNet applies the operator itself",
     )
     prompts: Literal["all", "patch"] = Field(
         "all", description="prompt the image's margin and the patches' borders, or the borders alone"
     )
     pad_width: int = Field(30, ge=1, description="pixels of the image's margin that are prompted")
-    prompt_std: float = Field(1.0, ge=0, description="deviation of the prompts' normal start")
+    prompt_std: float = Field(1.0, ge=0, description="standard deviation of the prompts' initial values")
     phase_batches: int = Field(
         20,
         ge=1,
-        description="batches between two changes of phase; the first of an epoch comes one batch earlier",
+        description="batches between two changes of phase; the first change of an epoch is one batch early",
     )
     prompt_lr: float = Field(
         1.0,
         gt=0,
         description="learning rate of the prompts (lr1); "
-        "backbone_lr and head_lr are the classifier phase's (lr2)",
+        "backbone_lr and head_lr apply to the classifier phase (lr2)",
     )
     prompt_warmup: int = Field(
-        1000, ge=0, description="batches, of both phases, of the prompts' linear warm-up; then cosine to 0"
+        1000, ge=0, description="batches (of both phases) of the prompts' linear warm-up; then a cosine to 0"
     )
 
     @model_validator(mode="after")
     def _start_and_trunk_fit(self) -> Self:
         if self.trunk_cache is not None:
             raise ConfigError(
-                f"trunk_cache={self.trunk_cache!r}: the prompts of SPTNet change the pixels before the "
-                "trunk, so its output cannot be cached; leave it out"
+                f"trunk_cache={self.trunk_cache!r}: the prompts of SPTNet change the trunk's input, "
+                "so its output cannot be cached; leave it out"
             )
         if self.warm_start:
             raise ConfigError(
-                "warm_start=True: SPTNet starts from a SimGCD run (init); "
-                "start that one from the reference model"
+                "warm_start=True: SPTNet starts from a SimGCD run (init); set warm_start in that run instead"
             )
         return self
 
@@ -317,15 +316,15 @@ class SelExConfig(Config):
     embedding_dim: int = Field(
         65536, ge=2, description="dimensions of the embedding; level i uses the first 1 / 2^(i+1) of them"
     )
-    balanced: bool = Field(True, description="clusters of equal size as a prior of k-means")
+    balanced: bool = Field(True, description="limit the size of k-means clusters before the plain iterations")
     published_order: bool = Field(
         False,
-        description="index coarse labels of unlabelled images as the published code does: "
-        "each gets a different image's label",
+        description="index coarse labels of unlabelled images as the published code does, "
+        "which gives them labels of other images",
     )
-    kmeans_iterations: int = Field(10, ge=1, description="most iterations of each stage of k-means")
+    kmeans_iterations: int = Field(10, ge=1, description="maximum iterations of each stage of k-means")
     evaluation_restarts: int = Field(
-        10, ge=1, description="restarts of the k-means of an evaluation; the lowest inertia counts"
+        10, ge=1, description="restarts of k-means in an evaluation; the lowest inertia wins"
     )
 
 
@@ -335,7 +334,7 @@ CONFIGS: dict[str, type[Config]] = {
     "sptnet": SPTNetConfig,
     "selex": SelExConfig,
 }
-"""The configuration class of every method. `methods.register` adds those of methods that are not built in."""
+"""The configuration class of every method. `methods.register` adds methods that are not built in."""
 
 
 def register_config(method: str, cls: type[Config]) -> None:

@@ -1,6 +1,6 @@
-"""The base of all settings: frozen pydantic models with strict types, whose errors are one line.
+"""The base of all settings: frozen pydantic models with strict types and one-line errors.
 
-A setting is declared once, with its type, default, range and help text (`description`), and with the mark
+A setting is declared once, with its type, default, range and help text (`description`), and is marked with
 `MACHINE` if it belongs to the machine. Options, JSON and error messages are made from that declaration.
 """
 
@@ -13,11 +13,11 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 MACHINE: Final = "machine"
-"""Marks a setting (`Annotated[int, MACHINE]`) that changes no number of a run: it may change on resuming."""
+"""Marks a setting (`Annotated[int, MACHINE]`) that affects no number of a run; resuming may change it."""
 
 
 class ConfigError(ValueError):
-    """A configuration that cannot be used. The message is one line that names key, value and remedy."""
+    """A configuration cannot be used. The message is one line that names key, value and remedy."""
 
 
 class Settings(BaseModel):
@@ -75,7 +75,7 @@ _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
 def _message(cls: type[Settings], values: dict[str, Any], error: ValidationError) -> str:
-    """The first of pydantic's errors, in our words; unknown names come before wrong values."""
+    """The first of pydantic's errors in one line; unknown names come before wrong values."""
     errors = sorted(error.errors(include_url=False), key=lambda entry: entry["type"] != "extra_forbidden")
     first = errors[0]
     cause = first.get("ctx", {}).get("error")
@@ -88,11 +88,10 @@ def _message(cls: type[Settings], values: dict[str, Any], error: ValidationError
         return f"{name} is not a setting of {values.get('method', cls.__name__)}{hint}"
     if first["type"] == "missing":
         return f"{name} is missing: {values.get('method', cls.__name__)} has no default for it"
-    if isinstance(cause, ConfigError):  # of a nested group, which names its own setting
+    if isinstance(cause, ConfigError):  # a nested group's error names its own setting
         return f"{name}.{cause}"
-    of_members = [
-        entry for entry in errors if entry["loc"][0] == name
-    ]  # a union has one error for each member
+    # A union has one error for each member.
+    of_members = [entry for entry in errors if entry["loc"][0] == name]
     bounds = [
         f"{sign} {entry['ctx'][key]:g}"
         for entry in of_members

@@ -7,10 +7,12 @@ Read the files in the order in which data passes through them:
 3. `transforms`    the train and test transforms of the protocol
 4. `gcd`           all of this as one object (`open_data` -> `GCDData`)
 5. `loaders`       batches with keyed random draws (`train_loader`, `labelled_loader`, `evaluation_loader`)
-6. `verification`  a root against the published counts (`verify`)
+6. `trunk_cache`   tokens of the frozen trunk on disk, which can take the place of images (`trunk_cache`)
+7. `batches`       all loaders of a run, over images or over cached tokens (`batches`)
+8. `rows`          a batch as rows on the device of the student (`rows_of`)
 
-`pickles` reads the public files that are pickles without running them. Published facts about the data sets
-(`SPECS`) are in `config/datasets.py`.
+`verification` compares a root with the published counts (`verify`). `pickles` reads published pickle files
+safely. Published facts about the data sets (`SPECS`) are in `config/datasets.py`.
 
 >>> import torch
 >>> data = open_data("digits")

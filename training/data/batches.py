@@ -1,6 +1,6 @@
 """The batches of a run: images that are decoded and augmented, or tokens of a trunk cache.
 
-Both kinds are iterated in the same way, so that training does not know which it has.
+Both kinds are iterated in the same way, so training need not know which one it gets.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ TEST_BATCH = 256
 
 
 class Batches(NamedTuple):
-    """The five ways through the data. A batch holds views (B, C, H, W), or (B, N, D) tokens."""
+    """The five passes over the data. A batch holds views (B, C, H, W), or (B, N, D) tokens."""
 
     train: TrainLoader  # all images, two augmented views; the share of this process in a global batch
     labelled_train: TrainLoader  # labelled images, two augmented views: for the reference model
@@ -51,7 +51,7 @@ def batches(
     world: int,
     main: bool,
 ) -> Batches:
-    """The batches of one process of `world`; `main` shows a bar while a trunk cache is built."""
+    """The batches of process `rank` of `world`. `main`: show a bar while a trunk cache is built."""
     draws = _Draws(data, config, weighting, rank, world)
     if config.trunk_cache is None:
         return _from_pixels(draws)
@@ -71,7 +71,7 @@ class _Draws:
 
     def __init__(self, data: GCDData, config: Config, weighting: str, rank: int, world: int) -> None:
         self.data, self.config, self.weighting, self.rank, self.world = data, config, weighting, rank, world
-        # The reference model and the clustering have draws of their own.
+        # The reference model and the clustering have their own random draws.
         self.reference_seed, self.clustering_seed = (draw_key(config.seed, -1, i) for i in (0, 4))
 
     def train(self, fetch: Dataset | None = None) -> TrainLoader:

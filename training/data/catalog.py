@@ -1,7 +1,7 @@
 """The readers of the data sets: from a root on disk to images in a fixed order, each with its class index.
 
 `read_images` decodes no image. Published facts about the data sets are in `config/datasets.py`. `splits.py`
-comes next: it makes labels of the class indices.
+comes next: it turns class indices into labels.
 """
 
 import hashlib
@@ -46,8 +46,8 @@ class Images:
 def read_images(name: str, root: str | Path | None, part: str = "train") -> Images:
     """The images of a data set: `part` is "train" (GCD is trained and evaluated on it) or "test".
 
-    A missing or malformed file raises FileNotFoundError or ValueError that names it. A changed CIFAR file
-    gives a warning.
+    A missing or malformed file raises a FileNotFoundError or ValueError that names it. A changed CIFAR file
+    causes a warning.
 
     >>> len(read_images("digits", None))
     1797
@@ -87,9 +87,9 @@ def read_images(name: str, root: str | Path | None, part: str = "train") -> Imag
 def imagenet100_wnids() -> list[str]:
     """The protocol's 100 of the 1,000 sorted wnids. Position p is class p, so positions 0-49 are known.
 
-    Not the "ImageNet-100" of the contrastive-learning literature. The 1,000 names come with timm.
+    This is not the "ImageNet-100" of the contrastive-learning literature. The 1,000 names come with timm.
     """
-    from timm.data import ImageNetInfo  # here: only ImageNet pays for importing timm
+    from timm.data import ImageNetInfo  # imported here: the other data sets do not need timm
 
     wnids = sorted(ImageNetInfo("imagenet-1k").label_names())
     return [wnids[i] for i in np.sort(np.random.RandomState(0).choice(1000, 100, replace=False))]
@@ -109,8 +109,8 @@ def _check_classes(targets: np.ndarray, classes: int) -> None:
 
 
 def _cifar(home: Path, part: str, official: type[CIFAR10], key: str) -> Images:
-    # torchvision's class refuses a file with a different md5 and unpickles any other. Here a changed file is
-    # reported and read all the same, by a reader that runs none of it.
+    # torchvision's class refuses a file with a different md5, and unpickles the others without restrictions.
+    # Here a changed file only causes a warning, and no code in it is run.
     pixels, labels = [], []
     for file, md5 in official.train_list if part == "train" else official.test_list:
         content = (home / file).read_bytes()
@@ -137,15 +137,15 @@ def _cifar(home: Path, part: str, official: type[CIFAR10], key: str) -> Images:
 
 
 def _imagenet100(home: Path, part: str) -> Images:
-    # Chosen by wnid, not by rank: among 100 folders, ranks would silently choose different classes.
+    # Chosen by wnid, not by rank: with only 100 folders on disk, ranks would silently pick different classes.
     directory, wnids = home / ("train" if part == "train" else "val"), imagenet100_wnids()
     folders = find_classes(directory)[0]
     absent = sorted(set(wnids) - set(folders))
     if absent:
         raise ValueError(
             f"{directory.name}/ has {len(folders)} folders and lacks {len(absent)} of the protocol's 100 "
-            f"wnids, first {absent[0]}. Other choices named ImageNet-100 exist; take the 1,000 folders of "
-            "ImageNet, or the right 100 of them"
+            f"wnids, the first is {absent[0]}. Other subsets are named ImageNet-100 too; use the 1,000 "
+            "folders of ImageNet, or the right 100 of them"
         )
     return replace(
         _tree(directory, wnids),
@@ -170,7 +170,7 @@ def _cub(home: Path, part: str) -> Images:
 
 
 def _scars(home: Path, part: str) -> Images:
-    # torchvision's StanfordCars wants a fixed folder name, cars_meta.mat, and the test labels outside devkit.
+    # torchvision's StanfordCars needs a fixed folder name, cars_meta.mat, and test labels outside devkit.
     from scipy.io import loadmat
 
     file = home / "devkit" / ("cars_train_annos.mat" if part == "train" else "cars_test_annos_withlabels.mat")
@@ -182,7 +182,7 @@ def _scars(home: Path, part: str) -> Images:
         rows = np.atleast_1d(loadmat(file, squeeze_me=True)["annotations"])
         paths = [str(home / f"cars_{part}" / row["fname"]) for row in rows]
         classes = [int(row["class"]) - 1 for row in rows]
-    except Exception as error:  # scipy raises many kinds on a damaged file
+    except Exception as error:  # a damaged file can make scipy raise almost anything
         raise ValueError(
             f"{file} has no readable 'annotations' with fields class and fname: {error!r}"
         ) from error

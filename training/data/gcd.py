@@ -52,7 +52,7 @@ class Merged(Dataset):
 
 @dataclass(frozen=True)
 class GCDData:
-    """A data set as a training run needs it. Labels below `known` are old classes, the others are new."""
+    """A data set ready for training. Labels below `known` are old classes, the others are new."""
 
     name: str
     known: int  # number of known classes

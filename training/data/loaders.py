@@ -1,4 +1,4 @@
-"""Batches. Every random draw is keyed, so that workers, ranks and resuming cannot change it.
+"""Loaders. Every random draw is keyed, so that workers, ranks and resuming cannot change it.
 
 The images of an epoch are drawn by a generator seeded with (seed, epoch); view v of the draw at a position of
 the epoch is augmented by one seeded with (seed, epoch, position, v). No draw depends on earlier draws,
@@ -29,7 +29,7 @@ class Draw(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """B images on the CPU; `rows_of` in `rows` makes the rows of a step from it."""
+    """B images on the CPU; `rows_of` in `rows.py` turns them into the rows of a step."""
 
     views: list[Tensor]  # each (B, C, H, W) float32, or (B, N, D) tokens of a trunk cache
     label: Tensor  # (B,) int64, re-indexed
@@ -49,7 +49,7 @@ def train_loader(
     world: int = 1,
     fetch: Dataset | None = None,
 ) -> TrainLoader:
-    """The merged set drawn with replacement, |L| + |U| draws per epoch, the last partial batch left out.
+    """The merged set, drawn with replacement: |L| + |U| draws per epoch, without a last partial batch.
 
     `batch_size` counts the images of all ranks together: rank r of `world` gets images r*B/world to
     (r+1)*B/world of the global batch. `fetch` maps a `Draw` to (views, label, uq_idx, mask) and replaces
@@ -112,7 +112,7 @@ def sampler_weights(labelled: int, unlabelled: int, weighting: str = "simgcd") -
     [1.0, 0.25, 0.25, 0.25, 0.25]
     """
     if weighting not in ("simgcd", "selex"):
-        raise ValueError(f"weighting must be 'simgcd' or 'selex', got {weighting!r}")
+        raise ValueError(f"weighting must be one of 'simgcd', 'selex', got {weighting!r}")
     share = labelled / (unlabelled if weighting == "simgcd" else labelled + unlabelled)
     return torch.cat(
         [torch.ones(labelled, dtype=torch.float64), torch.full((unlabelled,), share, dtype=torch.float64)]
@@ -120,14 +120,14 @@ def sampler_weights(labelled: int, unlabelled: int, weighting: str = "simgcd") -
 
 
 def draw_key(*numbers: int) -> int:
-    """A 63-bit seed from some integers, hashed: torch's CPU generator uses the low 32 bits of a seed only."""
+    """Hash integers to a 63-bit seed: torch's CPU generator uses only the low 32 bits of a seed."""
     digest = hashlib.blake2b(struct.pack(f"<{len(numbers)}q", *numbers), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 @contextmanager
 def seeded(*key: int) -> Iterator[None]:
-    """Draws inside depend on `key` alone, and the generator of the process is left as it was."""
+    """Make draws inside depend on `key` alone; the process's generator is restored afterwards."""
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(draw_key(*key))
         yield
@@ -138,7 +138,7 @@ class KeyedViews(Dataset):
 
     def __init__(self, merged: Merged, transform: Callable, views: int, seed: int) -> None:
         if views < 1:
-            raise ValueError(f"views must be at least 1, got {views}")
+            raise ValueError(f"views must be >= 1, got {views}")
         self.merged, self.transform, self.views, self.seed = merged, transform, views, seed
 
     def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
@@ -154,7 +154,7 @@ class KeyedViews(Dataset):
 class TrainLoader:
     """`len(loader)` steps per epoch; `loader.epoch(e, start=k)` iterates from batch k of epoch e on.
 
-    Worker processes live as long as the loader, so with workers only the epoch started last can be iterated.
+    Worker processes live as long as the loader, so with workers only the newest epoch can be iterated.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class TrainLoader:
         world: int = 1,
     ) -> None:
         if not 0 <= rank < world:
-            raise ValueError(f"rank must lie in 0 .. world - 1, got rank={rank}, world={world}")
+            raise ValueError(f"rank must be in 0 .. world - 1, got rank={rank}, world={world}")
         if batch_size < 1 or batch_size % world:
             raise ValueError(
                 "batch_size counts the images of all ranks and must be a positive multiple of "
@@ -221,16 +221,13 @@ class TrainLoader:
         for _ in draws:
             if self._loader.num_workers and self._sampler.draws is not draws:
                 raise RuntimeError(
-                    "another epoch of this loader was started; with workers only the last one can be iterated"
+                    "a new epoch of this loader was started; with workers only the newest one can be iterated"
                 )
             yield next(batches)
 
 
 class SequentialLoader(TrainLoader):
-    """Items `order` of the merged set in one view by the test transform.
-
-    It can be iterated as often as needed.
-    """
+    """Items `order` of the merged set, one view by the test transform; can be iterated repeatedly."""
 
     def __init__(self, data: GCDData, order: Tensor, batch_size: int, workers: int) -> None:
         fetch = KeyedViews(data.merged, data.test_transform, 1, 0)

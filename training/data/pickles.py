@@ -1,4 +1,4 @@
-"""Reads the public files that are pickles (CIFAR, class splits) without running the functions they name."""
+"""A reader for published pickle files (CIFAR, class splits) that calls only allowed functions."""
 
 import io
 import pickle
@@ -27,7 +27,7 @@ def read_pickle(
 ) -> Any:
     """The object pickled in `content`; a name outside `allowed` is refused before it is looked up.
 
-    Unpickling calls the functions that a file names, so a safe reader must know every name beforehand.
+    Unpickling calls the functions that a file names, so a safe reader accepts only names it knows.
 
     Args:
         source: the path, for messages.
@@ -47,5 +47,6 @@ def read_pickle(
         return Restricted(io.BytesIO(content), encoding=encoding).load()
     except Exception as error:  # a damaged pickle can raise almost anything
         raise ValueError(
-            f"{source} is refused or damaged: {error}. It was not run; download the published file again"
+            f"{source} is refused or damaged: {error}. Only allowed functions were called; "
+            "download the published file again"
         ) from error

@@ -1,4 +1,4 @@
-"""The rows of a batch on the device of the student: one record for student, losses and diagnosis."""
+"""The rows of a batch on the student's device: one record for student, losses and diagnosis."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Rows(NamedTuple):
     epoch: int
     position: int  # of the batch in its epoch
     views: Sequence[Tensor] = ()  # each (n / views, C, H, W), or (n / views, N, D) tokens of a trunk cache
-    labelled_rows: Tensor | None = None  # (N_l,) int64, mask.nonzero() made on the CPU; None: not known
+    labelled_rows: Tensor | None = None  # (N_l,) int64, mask.nonzero() computed on the CPU; None: not known
 
 
 def rows_of(batch: Batch, device: torch.device | str, *, epoch: int = 0, position: int = 0) -> Rows:
@@ -39,7 +39,7 @@ def rows_of(batch: Batch, device: torch.device | str, *, epoch: int = 0, positio
     """
     count = len(batch.views)
     mask = batch.mask.repeat(count)
-    # The numbers of the labelled rows are made here: on a GPU a boolean index would wait for the device.
+    # Labelled rows are indexed here, on the CPU: a boolean index on a GPU would wait for the device.
     columns = (
         batch.label.repeat(count).where(mask, -1),
         mask,

@@ -1,7 +1,7 @@
 """Which classes are known, and which of their images are labelled.
 
 class_split         known and novel class lists: by formula, or from a split file
-labelled_positions  half of the pooled known-class images, always drawn with seed 0, not with the run's seed
+labelled_positions  half of the pooled known-class images, drawn with seed 0 whatever the run's seed
 label_map           known classes become 0 .. |K|-1 in list order, novel ones follow
 """
 
@@ -18,7 +18,7 @@ import yaml
 from eagc_ops.training.config.datasets import SPECS
 from eagc_ops.training.data.pickles import CONTAINERS, INTEGER_SCALARS, read_pickle
 
-# The published split files and their sha256. The lists themselves stay with their publisher.
+# The published split files and their sha256. The files are not redistributed here.
 PUBLISHED = {
     "cub": ("cub_osr_splits.pkl", "48bdcaa05603d932037738d3df776ab500945e9b7aeff85f4668305bf71bd1e7"),
     "scars": ("scars_osr_splits.pkl", "28d471f0fb9e2c773e1255b8b447e542974f6617952203056a0635c638513d39"),
@@ -82,8 +82,8 @@ def labelled_positions(
     """Positions (int64) of the labelled set L and of the unlabelled set U.
 
     L is `int(fraction * n)` of the n known-class images, drawn from the pool and not per class, always with
-    seed 0. With `permuted` it stays in drawn order; without, it ascends. U has all other positions,
-    ascending.
+    seed 0. With `permuted` it stays in drawn order, otherwise it is sorted. U has all other positions,
+    sorted.
 
     >>> labelled_positions(np.array([1, 0, 1, 0, 2]), ClassSplit((0, 1), (2,)))
     (array([2, 3]), array([0, 1, 4]))
@@ -92,8 +92,8 @@ def labelled_positions(
     drawn = pool[np.random.RandomState(0).permutation(len(pool))[: int(split.labelled_fraction * len(pool))]]
     if len(drawn) == 0:
         raise ValueError(
-            f"labelled fraction {split.labelled_fraction} of {len(pool)} known-class images leaves none "
-            "labelled; raise it"
+            f"labelled_fraction={split.labelled_fraction} of {len(pool)} known-class images "
+            "leaves none labelled; raise it"
         )
     return drawn if permuted else np.sort(drawn), np.setdiff1d(np.arange(len(targets)), drawn)
 
@@ -113,11 +113,11 @@ def label_map(split: ClassSplit) -> np.ndarray:
 def _published_split(name: str, path: Path | None) -> ClassSplit:
     file, published = PUBLISHED[name]
     if path is None or not path.is_file():
-        got = "split_file is missing" if path is None else f"split_file {str(path)!r} does not exist"
+        problem = "split_file is missing" if path is None else f"split_file {str(path)!r} does not exist"
         raise FileNotFoundError(
-            f"{SPECS[name].title}: {got}. It is {file}, the known and novel classes of the GCD protocol (for "
-            "CUB, Cars and Aircraft those of the Semantic Shift Benchmark), published under the MIT licence "
-            "in the GitHub repository sgvaze/generalized-category-discovery, folder data/ssb_splits"
+            f"{SPECS[name].title}: {problem}. It is {file}, the known and novel classes of the GCD protocol "
+            "(for CUB, Cars and Aircraft those of the Semantic Shift Benchmark), published under the MIT "
+            "licence in the GitHub repository sgvaze/generalized-category-discovery, folder data/ssb_splits"
         )
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
@@ -166,7 +166,7 @@ def _folder_split(path: Path | None, names: Sequence[str]) -> ClassSplit:
             f"{path} needs the key 'known_classes' and may have 'labelled_fraction', nothing else"
         )
     known, fraction = entries["known_classes"], entries.get("labelled_fraction", 0.5)
-    # YAML turns the names 001 and no into a number and a truth value.
+    # YAML reads the names 001 and no as a number and a truth value.
     if not isinstance(known, list) or not all(isinstance(k, str) for k in known):
         raise ValueError(
             f"{path}: 'known_classes' must be a list of folder names; put names such as 001 or no in quotes"
@@ -178,7 +178,7 @@ def _folder_split(path: Path | None, names: Sequence[str]) -> ClassSplit:
             f"not among the folders: {unknown[:3]}"
         )
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
-        raise ValueError(f"{path}: 'labelled_fraction' must lie between 0 and 1, got {fraction!r}")
+        raise ValueError(f"{path}: 'labelled_fraction' must be between 0 and 1, got {fraction!r}")
     novel = sorted(set(range(len(names))) - {names.index(k) for k in known})
     return ClassSplit(
         tuple(names.index(k) for k in known),

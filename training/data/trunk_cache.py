@@ -1,6 +1,6 @@
 """Trunk tokens of V augmented views and the test view of every image, on disk.
 
-Training from them never runs the trunk.
+Training on them never runs the trunk.
 
 A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of `data.merged` whose last view
 is the test view, and `cache.json`: the origin of the tokens, and how many images are done. The record is
@@ -43,9 +43,9 @@ def trunk_cache(
     workers: int = 0,
     progress: bool = True,
 ) -> TrunkCache:
-    """Open the cache in `directory`.
+    """Open the cache in `directory`, after building any missing part of it.
 
-    The missing part is built first: its size is printed, then a progress bar.
+    The build prints the size, then a progress bar.
 
     View v of image i is drawn with the key (seed, -1, i, v): no epoch of training has number -1. Runs of
     different seeds can share a cache. A cache made of different weights, transforms, images or settings is
@@ -66,13 +66,13 @@ def trunk_cache(
 
 
 def cache_bytes(encoder: AnchoredEncoder, data: GCDData, *, views: int, half: bool = False) -> int:
-    """Size of the cache on disk."""
+    """Size of the cache on disk, in bytes."""
     tokens, width = _token_shape(encoder)
     return len(data.merged) * (views + 1) * tokens * width * (2 if half else 4)
 
 
 class TrunkCache:
-    """Reads a complete cache, which must have been made of `made_of`."""
+    """Reads a complete cache. `made_of` must equal the origin in its record."""
 
     def __init__(self, directory: Path, made_of: dict[str, str | int]) -> None:
         done = _read_record(directory, made_of)
@@ -162,8 +162,8 @@ def _key_of(index: int) -> Draw:
 def _check_views(views: int | None, available: int) -> None:
     if views is not None and not 1 <= views <= available:
         raise ValueError(
-            f"views={views}: a cache of {available} views serves 1 to {available} different ones; "
-            "build one with more"
+            f"views must be in 1 .. {available}, the number of cached views, got {views}; "
+            "build a cache with more"
         )
 
 
@@ -176,20 +176,17 @@ def _made_of(
 ) -> dict[str, str | int]:
     """Everything the tokens depend on."""
     if views < 1:
-        raise ValueError(
-            f"views={views}: a cache needs at least one augmented view per image, "
-            "two for training with two views"
-        )
+        raise ValueError(f"views must be >= 1, got {views}; training draws two different views of an image")
     tokens, width = _token_shape(encoder)
     transforms = {"train transform": repr(data.train_transform), "test transform": repr(data.test_transform)}
     for name, text in transforms.items():
         if " at 0x" in text:
             raise ValueError(
-                f"the {name} is shown as {text}, which says nothing about what it does: "
+                f"the {name} has the repr {text}, which does not identify it: "
                 "give it a __repr__ with its parameters"
             )
     images = len(data.merged)
-    # The split's hash knows positions only: some pixels tell two folders of equal counts apart.
+    # The split's hash covers positions only; a sample of images tells folders of equal counts apart.
     sample = hashlib.sha256()
     for i in sorted({images * k // 16 for k in range(16)}):
         image = data.merged[i][0]
@@ -211,12 +208,12 @@ def _made_of(
 
 
 def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
-    """How many images the directory holds. A cache that was made of something else is refused."""
+    """The number of images in the cache. One made of something else is refused."""
     path = directory / "cache.json"
     if not path.exists():
         if (directory / "tokens.bin").exists():
             raise ValueError(
-                f"{directory} has a tokens.bin but no cache.json: not a trunk cache, or a damaged one; "
+                f"{directory} has a tokens.bin but no cache.json: it is not a trunk cache, or is damaged; "
                 "choose a different directory"
             )
         return 0
@@ -241,7 +238,7 @@ def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
 
 
 def _write_record(directory: Path, made_of: dict[str, str | int], done: int) -> None:
-    # Not by `eagc_ops.files.atomic_write`: processes that build one cache together need different files.
+    # Not `atomic_write`: processes that build one cache together need different temporary files.
     new = directory / f"cache.json.{os.getpid()}"
     with new.open("w") as file:
         json.dump({"done": done, "made of": made_of}, file, indent=1)
@@ -290,7 +287,7 @@ def _build(
     )
     if need > free:
         raise OSError(
-            f"trunk cache {directory} needs {need / 1e9:.3f} GB, {free / 1e9:.3f} GB are free: "
+            f"trunk cache {directory} needs {need / 1e9:.3f} GB, but only {free / 1e9:.3f} GB are free: "
             "store half precision or fewer views"
         )
     if not done:
@@ -303,7 +300,7 @@ def _build(
     )
     device = next(encoder.parameters()).device
     path.touch()
-    # Plain writes, not a writable memory map: a full disk is then an error and not a SIGBUS.
+    # Plain writes, not a writable memory map: a full disk then raises an error instead of a SIGBUS.
     with (
         path.open("r+b") as file,
         progress_bar(total=images, initial=done, unit="image", desc="trunk cache", shown=progress) as bar,
@@ -313,7 +310,7 @@ def _build(
             if out.shape[1:] != (tokens, width):
                 raise ValueError(
                     f"the trunk gives tokens {tuple(out.shape[1:])}, not {(tokens, width)}: "
-                    "the image size is not the backbone's"
+                    "the images do not have the backbone's image size"
                 )
             if not out.isfinite().all():
                 raise ValueError(

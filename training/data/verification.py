@@ -1,4 +1,4 @@
-"""A root compared with the protocol: counts against the published ones, and a list of faults."""
+"""Compare a data set on disk with the protocol: published counts, and a list of faults."""
 
 import os
 import warnings
@@ -61,7 +61,7 @@ def _check(lines: list[str], name: str, root: str | Path | None, split_file: str
             test = read_images(name, root, "test")
             lines += [_count("test images", len(test), spec.test), *_absent_files(test)]
         except FileNotFoundError as error:
-            lines.append(f"note: no test part, and GCD neither trains nor reports on it ({error})")
+            lines.append(f"note: no test part, which GCD does not use ({error})")
         except ValueError as error:
             lines.append(f"WRONG: {error}")
     split = class_split(name, split_file, train.names)

@@ -1,6 +1,6 @@
-"""Checkpoints: one safetensors file with tensors and JSON, which knows when it is damaged.
+"""Checkpoints: one safetensors file with tensors, JSON and a checksum.
 
-Loading a checkpoint runs no code from the file. A sha256 of its content is stored inside.
+Loading a checkpoint runs no code from the file. The sha256 of its content, stored inside, reveals damage.
 """
 
 from __future__ import annotations
@@ -24,14 +24,11 @@ FORMAT = "eagc-checkpoint-1"
 
 
 class CheckpointError(RuntimeError):
-    """A checkpoint that is damaged, or that belongs to something else."""
+    """A checkpoint is missing or damaged, or belongs to something else."""
 
 
 def save_checkpoint(path: Path, tensors: Mapping[str, Tensor], state: Mapping[str, Any]) -> None:
-    """Write `tensors` and the JSON-ready `state` to `path`.
-
-    Until the new file is complete, the old one stays.
-    """
+    """Write `tensors` and JSON-ready `state` to `path`; an old file stays until the new one is complete."""
     # Cloned, because safetensors refuses tensors that share storage.
     stored = {name: tensors[name].detach().cpu().contiguous().clone() for name in sorted(tensors)}
     text = json.dumps(state, sort_keys=True, allow_nan=False)
@@ -54,7 +51,7 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         ) from error
     if metadata.get("format") != FORMAT:
         raise CheckpointError(
-            f"{path} is no checkpoint of this package "
+            f"{path} is not a checkpoint of this package "
             f"(format {metadata.get('format')!r}, expected {FORMAT!r})"
         )
     if metadata.get("sha256") != _digest(tensors, metadata.get("state", "")):

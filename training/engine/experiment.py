@@ -50,10 +50,10 @@ class Experiment:
         main: whether this is the main process.
         data: the labelled and the unlabelled set.
         student: encoder, coordinator (after `prepare`) and method, on the device.
-        batches: the ways through the data.
+        batches: the passes over the data.
         features: z of whole sets by the current student.
         facts: split, trunk and sizes of the data and the encoder.
-        reference_cross_entropy: of the reference model's last epoch; None before `prepare`, or without one.
+        reference_cross_entropy: mean of the reference model's last epoch; None until `prepare` has one.
     """
 
     def __init__(self, config: Config) -> None:
@@ -93,15 +93,15 @@ class Experiment:
         self.reference_cross_entropy: float | None = None
 
     def prepare(self, store: str | Path) -> None:
-        """The parts of the algorithm before its loop. A baseline without a warm start needs none of them.
+        """Make the parts of the algorithm before its loop. A baseline without a warm start needs none.
 
-        `store`: folder of reference models and subspaces. One that is there is used; a new one is kept there.
+        `store`: folder of reference models and subspaces. Existing ones are used, new ones are saved there.
         """
         config, encoder = self.config, self.student.encoder
         if not (config.has_operator or config.warm_start):
             return
         store = Path(store)
-        # Getting reference model: train E on D_L using L_cls to obtain E_r
+        # The reference model: train E on D_L with L_cls to obtain E_r
         key = reference_key(encoder, config, self.facts.split_hash, self.facts.inputs)
         tail = self._stored(store, key, self._make_reference)
         self.reference_cross_entropy = tail.pop("cross_entropy").item()
@@ -116,7 +116,7 @@ class Experiment:
         # The coordinator, for GCD training with EAGC
         self.student.eagc = self._coordinator(Subspace(fitted["matrix"], fitted["energy_ref"]))
         if config.lambda_a == 0:
-            encoder.reference = None  # without alignment, z_ref is not read
+            encoder.reference = None  # without alignment, z_ref is not needed
         elif config.alignment != "gradient":
             self.student.alignment = ALIGNMENTS[config.alignment]
 
@@ -126,14 +126,11 @@ class Experiment:
         return read_starting_point(self.student.method, self.facts)
 
     def identity(self) -> dict[str, Any]:
-        """The settings and facts that a checkpoint of this experiment agrees in."""
+        """The settings and facts that must be the same in a checkpoint of this experiment."""
         return {**self.config.recipe(), **self.facts.identity}
 
     def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Tensors and state of a checkpoint of this experiment.
-
-        A checkpoint of a different one is refused.
-        """
+        """Tensors and state of a checkpoint of this experiment; one of a different experiment is refused."""
         tensors, state = load_checkpoint(path)
         ours, theirs = self.identity(), state.get("identity", {})
         differs = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
@@ -172,7 +169,7 @@ class Experiment:
             process_group=dist.group.WORLD if distributed else None,
             record=True,
         ).to(self.device)
-        if distributed:  # each process computed its own; DDP equalises parameters, not buffers
+        if distributed:  # each process computed its own, and DDP synchronises parameters, not buffers
             for buffer in eagc.buffers():
                 dist.broadcast(buffer, 0)
         return eagc
@@ -181,8 +178,8 @@ class Experiment:
 def _accelerator(config: Config) -> Accelerator:
     if config.precision == "fp16" and (config.device == "cpu" or not torch.accelerator.is_available()):
         raise ConfigError(
-            "precision='fp16' needs a GPU: without one Accelerate would compute in fp32 and not say so; "
-            "choose no or bf16"
+            "precision='fp16' needs a GPU: without one Accelerate would silently compute in fp32; "
+            "choose 'no' or 'bf16'"
         )
     accelerator = Accelerator(
         cpu=config.device == "cpu",
@@ -190,7 +187,7 @@ def _accelerator(config: Config) -> Accelerator:
         gradient_accumulation_steps=config.accumulation,
         kwargs_handlers=[
             DistributedDataParallelKwargs(
-                broadcast_buffers=False,  # they are computed from global batches, so they are equal
+                broadcast_buffers=False,  # computed from global batches, so they are equal already
                 find_unused_parameters=METHODS[config.method].alternating,
             )
         ],
@@ -205,7 +202,7 @@ def _accelerator(config: Config) -> Accelerator:
 
 
 def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
-    """The backbone, split into a frozen trunk and the tail that the student or the reference model trains."""
+    """The backbone, split into a frozen trunk and a tail that student and reference model train."""
     with seeded(config.seed, -1, _BACKBONE):
         vit = load_backbone(
             config.backbone, config.weights, image_size=data.image_size, channels=data.channels
@@ -216,11 +213,11 @@ def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
         ("reference_blocks", config.blocks_of_reference),
     ):
         if blocks > depth:
-            raise ConfigError(f"{name}={blocks}: {config.backbone} has only {depth} blocks")
+            raise ConfigError(f"{name} must be <= {depth}, the blocks of {config.backbone}, got {blocks}")
     if config.subspace == "pca" and config.pca_k > (most := min(vit.embed_dim, len(data.labelled))):
         raise ConfigError(
-            f"pca_k={config.pca_k}: {len(data.labelled)} labelled images and D={vit.embed_dim} "
-            f"allow at most {most}"
+            f"pca_k must be <= {most} with {len(data.labelled)} labelled images and D={vit.embed_dim}, "
+            f"got {config.pca_k}"
         )
     tail = max(config.trainable_blocks, config.blocks_of_reference)
     encoder = AnchoredEncoder(vit, depth - tail, cls_only=config.cls_only)
@@ -231,10 +228,10 @@ def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
 def _problem(config: Config, data: GCDData, vit: VisionTransformer) -> Problem:
     if config.k == "estimate":
         raise ConfigError(
-            "k='estimate' is made a number by train(); for an experiment of your own call estimate_k first"
+            "k='estimate' is resolved by train(); for your own experiment, call estimate_k and pass its k"
         )
     if config.k is not None and config.k < data.known:
-        raise ConfigError(f"k={config.k}: {data.known} classes are known already, and K counts them too")
+        raise ConfigError(f"k must be >= {data.known}, the number of known classes, got {config.k}")
     return Problem(
         dim=vit.embed_dim,
         known=data.known,

@@ -16,7 +16,7 @@ _OLD_NAMES = {"git_commit": "commit"}  # run.json of version 0.1
 
 @dataclass(frozen=True)
 class RunFacts:
-    """Data, encoder and sizes of a run as they turned out to be. All values are JSON-ready."""
+    """Facts about the data, the encoder and the sizes of a run. All values are JSON-ready."""
 
     split_hash: str  # of the labelled and the unlabelled set
     trunk: str  # fingerprint of the frozen trunk
@@ -25,11 +25,11 @@ class RunFacts:
     dim: int  # D of z
     known: int  # classes with labels
     classes: int  # K, known and novel classes together
-    images: int  # labelled and unlabelled ones together
+    images: int  # labelled and unlabelled images together
     channels: int  # of an image
-    pixels: int  # a side of an image
-    patch: int  # a side of a patch of the ViT
-    labelled: int  # images
+    pixels: int  # side of an image
+    patch: int  # side of a patch of the ViT, in pixels
+    labelled: int  # labelled images
     steps_per_epoch: int
     notes: list[str]  # remarks about the data set
 
@@ -40,7 +40,7 @@ class RunFacts:
 
     @property
     def identity(self) -> dict[str, Any]:
-        """The facts that decide a run's numbers, beside its recipe."""
+        """The facts that decide a run's numbers together with its recipe."""
         return {"split_hash": self.split_hash, "trunk": self.trunk, "inputs": self.inputs}
 
     def replace(self, **changes: Any) -> RunFacts:
@@ -59,10 +59,13 @@ class RunFacts:
         missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
         unknown = [name for name in values if name not in names]
         if missing:
-            raise ConfigError(f"the facts lack {', '.join(missing)}; a different version wrote them")
+            raise ConfigError(
+                f"the facts lack {', '.join(missing)}; they were written by a different version of "
+                "this package"
+            )
         if unknown:
             raise ConfigError(
-                f"the facts hold {', '.join(unknown)}, unknown here; "
-                "a different version wrote them: read them with that one"
+                f"the facts have the unknown keys {', '.join(unknown)}; they were written by a different "
+                "version of this package; use that version to read them"
             )
         return cls(**values)

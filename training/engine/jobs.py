@@ -1,4 +1,4 @@
-"""A set of runs, trained several at a time. Finished runs are skipped, and broken ones are continued."""
+"""A set of runs, trained several at a time. Finished runs are skipped, interrupted ones continued."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Job(NamedTuple):
 
     config: Config
     folder: Path
-    # The "trunk" and "split_hash" of the run in the folder, if there is one: paths alone do not tell them
+    # The "trunk" and "split_hash" that a run in the folder must have: the config has only their paths
     facts: dict[str, Any]
     after: tuple[Path, ...] = ()  # folders of jobs, earlier in the list, that must be done first
 
@@ -35,19 +35,16 @@ def default_jobs(device: str = "auto") -> int:
 
 
 def unfinished(jobs: Sequence[Job], remedy: str = "choose a different --output") -> list[Job]:
-    """The jobs that are not complete.
-
-    A folder that holds a different run is an error, which ends in `remedy`.
-    """
+    """The jobs that are not complete; a folder with a different run is an error that ends with `remedy`."""
     return [job for job in jobs if not _finished(job, remedy)]
 
 
 def run_jobs(
     jobs: Sequence[Job], at_a_time: int, run: Callable[[Job], dict[str, Any]]
 ) -> Iterator[tuple[Job, dict[str, Any] | Exception]]:
-    """Do the jobs in `at_a_time` processes (1: in this one), and give each with its result as it ends.
+    """Run the jobs in `at_a_time` processes (1: in this one), and yield each with its result as it ends.
 
-    A run that failed gives its exception, and the others go on. On a machine with GPUs every process sees one
+    A run that fails yields its exception, and the others go on. On a machine with GPUs every process sees one
     of them. `run` trains one job; other processes import it, so it must be a top-level function.
     """
     if at_a_time == 1 or len(jobs) < 2:
@@ -57,10 +54,10 @@ def run_jobs(
             except Exception as error:
                 yield job, error
         return
-    bars = os.environ.get("TQDM_DISABLE", "")
-    # Read when a child imports tqdm: the bars of several processes would write into one another.
+    tqdm_disable = os.environ.get("TQDM_DISABLE", "")
+    # Children read it when they import tqdm: bars of several processes would overwrite one another.
     os.environ["TQDM_DISABLE"] = "1"
-    # Spawned, not forked: a child would inherit torch's threads in an unknown state.
+    # Spawned, because a forked child would inherit torch's threads in an unknown state.
     context, gpus = multiprocessing.get_context("spawn"), _gpus()
     devices = context.SimpleQueue()
     for i in range(at_a_time if gpus else 0):
@@ -82,7 +79,7 @@ def run_jobs(
                 yield job, future.exception() or future.result()
     finally:
         pool.shutdown(cancel_futures=True)
-        os.environ["TQDM_DISABLE"] = bars
+        os.environ["TQDM_DISABLE"] = tqdm_disable
 
 
 def _finished(job: Job, remedy: str) -> bool:
@@ -93,7 +90,7 @@ def _finished(job: Job, remedy: str) -> bool:
     theirs = run.config.replace(k="estimate") if estimated else run.config
     same_facts = all(getattr(run.facts, name) == value for name, value in job.facts.items())
     if theirs.recipe() != job.config.recipe() or not same_facts:
-        raise ConfigError(f"{job.folder} holds a run of other settings, data or weights: {remedy}")
+        raise ConfigError(f"{job.folder} holds a run with different settings, data or weights: {remedy}")
     return run.result() is not None
 
 
@@ -105,9 +102,9 @@ def _gpus() -> list[str]:
 
 
 def _start_process(devices: SimpleQueue | None) -> None:
-    # One thread per process: on busy cores small products lose more in thread hand-overs than they gain, and
-    # the bits do not depend on the number of cores.
+    # With one thread per process, small products lose no time to thread switching on busy cores, and the bits
+    # do not depend on the number of cores.
     torch.set_num_threads(1)
     if devices is not None:
-        # Read when CUDA is first used, which has not happened yet.
+        # CUDA reads it on first use, which has not happened yet.
         os.environ["CUDA_VISIBLE_DEVICES"] = devices.get()

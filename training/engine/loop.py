@@ -1,8 +1,8 @@
 """The training loop: the epochs of GCD training with EAGC.
 
-Everything random is keyed by (seed, epoch, position), and the learning rate is a function of the epoch: a run
-that was killed and resumed, or that has more data workers, repeats itself bit for bit on a CPU (on a GPU with
-`deterministic`).
+Everything random is keyed by (seed, epoch, position), and learning rates are functions of epoch and position.
+So a run that is killed and resumed, or that uses more data workers, gives the same bits on a CPU (on a GPU
+with `deterministic`).
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from eagc_ops.training.progress import bar as progress_bar
 __all__ = ["Callback", "Evaluation", "Loop", "RunWarning"]
 
 TAU_NEAR_ZERO, ALMOST_EVERY_ROW = 0.01, 0.95
-# Attributes that a checkpoint keeps
+# Attributes that a checkpoint stores
 _PROGRESS = ("epoch", "position", "last", "best", "faults", "tau_near_zero")
-_OPTIMIZER = "optimiser."  # of names in checkpoints; the spelling of version 0.1, whose runs can be resumed
+_OPTIMIZER = "optimiser."  # prefix in checkpoints, spelled as in version 0.1, whose runs can be resumed
 
 
 class RunWarning(UserWarning):
-    """The numbers of a run are of little use."""
+    """A run trains, but its numbers are of little use."""
 
 
 class Evaluation(NamedTuple):
-    """The student's predictions on the unlabelled set, judged."""
+    """An evaluation of the student's predictions on the unlabelled set."""
 
     # Accuracies in [0, 1], NaN where there is no image; "all" decides the best epoch
     scores: Mapping[str, float]
@@ -47,7 +47,7 @@ class Evaluation(NamedTuple):
 
 
 class Callback:
-    """Looks into a run at every optimizer step; `loop.folder.log` writes a line for it."""
+    """Called at every optimizer step of a run; `loop.folder.log` writes a line for it."""
 
     def before_update(self, loop: Loop, rows: Rows) -> None:
         """After backward, before the step: `.grad` holds the gradient that is applied."""
@@ -62,7 +62,7 @@ class Loop:
     Args:
         experiment: the data and the student.
         folder: where the run is written. A checkpoint in it is continued.
-        evaluate: judges the experiment's student at the end of an epoch.
+        evaluate: evaluates the experiment's student at the end of an epoch.
         callbacks: called at every step, in this order.
     """
 
@@ -92,10 +92,7 @@ class Loop:
         return self.epoch * self.steps_per_epoch + self.position
 
     def fit(self) -> dict[str, Any]:
-        """Train to the last epoch, from the folder's checkpoint if it has one.
-
-        Returns the content of result.json.
-        """
+        """Train to the last epoch, from the folder's checkpoint if it has one. Returns result.json."""
         self._start()
         config, folder = self.config, self.folder
         total = config.epochs * self.steps_per_epoch
@@ -120,7 +117,7 @@ class Loop:
         return result
 
     def _start(self) -> None:
-        """Prepare the experiment, make the optimizers, and go to where the checkpoint is, or to the start."""
+        """Prepare the experiment, make the optimizers, and restore the checkpoint if there is one."""
         experiment, folder = self.experiment, self.folder
         checkpoint = experiment.read_checkpoint(folder.last) if folder.last.exists() else None
         start = experiment.starting_point if checkpoint is None else None
@@ -181,7 +178,7 @@ class Loop:
                     **loss.terms,
                 }
             )
-        self.student.zero_grad()  # all of it: the optimizer of a different phase would step with the rest
+        self.student.zero_grad()  # all gradients: leftovers would enter a step of the other optimizers
         for callback in self.callbacks:
             callback.after_update(self, rows)
 
@@ -211,11 +208,12 @@ class Loop:
             )
 
     def _log_step(self, meter: Meter, bar: tqdm) -> None:
-        """Write a log line. Only here do values of a step leave the device."""
+        """Write a log line. Values of a step leave the device only here."""
         means = meter.read()
         if not math.isfinite(means["loss"]):
             raise FloatingPointError(
-                f"the loss is {means['loss']} in epoch {self.epoch}, up to step {self.position}: {means}"
+                f"the loss is {means['loss']} in epoch {self.epoch}, up to step {self.position}: {means}; "
+                "try lower learning rates"
             )
         line = {"epoch": self.epoch, "position": self.position - 1, **means}
         stepped = self.optimizers[self.student.method.phase(self.position - 1)]
@@ -256,8 +254,7 @@ class Loop:
     def _find_faults(self, predicted: int) -> None:
         """Warn about a run that is of little use.
 
-        The number of classes counts at the end; tau also after the first epoch, when there is time left to
-        stop.
+        The number of classes is checked at the end; tau also after the first epoch, in time to stop the run.
         """
         first, end = self.epoch == 0, self.epoch == self.config.epochs - 1
         classes = self.experiment.facts.classes
@@ -279,10 +276,7 @@ class Loop:
     # Checkpoints --------------------------------------------------------------------------------------------
 
     def _save_checkpoint(self) -> None:
-        """Everything needed to go on.
-
-        Draws are keyed and learning rates are functions: neither has a state.
-        """
+        """Save everything that resuming needs. Random draws and learning rates have no state."""
         if not self.experiment.main:
             return
         tensors = self.student.state()

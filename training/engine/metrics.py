@@ -14,7 +14,7 @@ BINS = 20  # of the histograms over [0, 1]
 
 
 class Meter:
-    """Means of 0-d device tensors, summed on the device until they are read."""
+    """Means of 0-d tensors, summed on their device until they are read."""
 
     def __init__(self) -> None:
         self._sums: dict[str, Tensor] = {}

@@ -1,6 +1,6 @@
-"""Encoders of small data sets: a ViT pretrained without labels in a minute, and a check of its features.
+"""Encoders for small data sets: a ViT pretrained without labels in a minute, and a check of its features.
 
-A data set that comes with a package has no published backbone, and random weights would show nothing.
+No published backbone fits such a data set, and random weights would make runs meaningless.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from eagc_ops.training.models.optimization import cosine
 __all__ = ["EPOCHS", "PretrainedEncoder", "pretrained_encoder", "with_encoder"]
 
 EPOCHS = 10
-NEIGHBOURS, NEEDED = 5, 0.9  # k-NN accuracy of the frozen features; a weaker encoder shows nothing
+NEIGHBOURS, NEEDED = 5, 0.9  # k, and the least k-NN accuracy of frozen features for meaningful runs
 PRETRAINING = {
     "format": 2,
     "batch_size": 64,
@@ -44,7 +44,7 @@ class PretrainedEncoder(NamedTuple):
 
     file: Path
     epochs: int
-    seconds: float | None  # that pretraining took; None: the file was there before
+    seconds: float | None  # duration of pretraining; None: the file existed already
     accuracy: float  # k-NN, of the frozen features
     raw_accuracy: float  # k-NN, of the pixels
 
@@ -60,17 +60,17 @@ class PretrainedEncoder(NamedTuple):
 
     @property
     def fault(self) -> str | None:
-        """Why runs with this encoder would show nothing; None if it is good enough."""
+        """Why runs with this encoder would be meaningless; None if it is good enough."""
         if self.accuracy >= NEEDED:
             return None
         return (
-            f"the encoder is too weak, {self.accuracy:.1%} < {NEEDED:.0%}: runs would show nothing; "
-            "pretrain longer"
+            f"the encoder is too weak for meaningful runs, {NEIGHBOURS}-NN accuracy "
+            f"{self.accuracy:.1%} < {NEEDED:.0%}; pretrain longer"
         )
 
 
 def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = print) -> Config:
-    """The configuration with the pretrained encoder in `folder` as its weights; it is made if needed.
+    """The configuration with the pretrained encoder in `folder` as its weights; it is pretrained if needed.
 
     A configuration whose data set has no such encoder, or with a different backbone, is returned unchanged.
     """
@@ -78,7 +78,7 @@ def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = p
         return config
     file = folder / f"{config.dataset}.safetensors"
     if not file.exists():
-        # Wrong settings show here, before a minute of pretraining.
+        # Wrong settings must fail now, not after a minute of pretraining.
         Experiment(config.replace(k=None, trunk_cache=None))
     data = open_data(config.dataset, config.root, image_size=config.image_size)
     encoder = pretrained_encoder(file, data, EPOCHS)
@@ -87,9 +87,9 @@ def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = p
 
 
 def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEncoder:
-    """The encoder in `file`; without that file it is pretrained on all images of `data`, and judged."""
+    """The encoder in `file`; without that file it is pretrained on all images of `data` and evaluated."""
     key = {**PRETRAINING, "epochs": epochs, "images": [len(data.merged), data.channels, data.image_size]}
-    # One of several processes makes it, and the others wait; if that one dies, the launcher ends them.
+    # Local rank 0 makes it while the others wait; if it dies, the launcher ends them.
     while not file.exists() and os.environ.get("LOCAL_RANK", "0") != "0":
         time.sleep(0.5)
     if file.exists():
@@ -115,24 +115,24 @@ def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEnco
 def pretrain(pixels: Tensor, epochs: int) -> nn.Module:
     """A small ViT for `pixels` (N, C, S, S).
 
-    It learns to tell images apart under small affine changes (InfoNCE), and to redraw the unchanged image
-    from its CLS token.
+    It learns to tell images apart under small affine changes (InfoNCE), and to reconstruct the unchanged
+    image from its CLS token.
     """
     size, settings = pixels.shape[-1], PRETRAINING
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
         vit = load_backbone("vit_digits", image_size=size, channels=pixels.shape[1])
-        # timm's deviation of 0.02 is for wide ViTs: at width 96 all images would look alike.
+        # timm's standard deviation of 0.02 suits wide ViTs; at width 96, all images would look alike.
         for name, parameter in vit.named_parameters():
             if parameter.ndim == 2:
                 nn.init.trunc_normal_(parameter, std=parameter.shape[1] ** -0.5)
             elif name == "pos_embed":
                 nn.init.normal_(parameter, std=0.5)
-        project, redraw = (
+        project, reconstruct = (
             nn.Sequential(nn.Linear(96, 256), nn.GELU(), nn.Linear(256, out))
             for out in (64, pixels[0].numel())
         )
-        parameters = [*vit.parameters(), *project.parameters(), *redraw.parameters()]
+        parameters = [*vit.parameters(), *project.parameters(), *reconstruct.parameters()]
         optimizer = torch.optim.AdamW(parameters, settings["lr"], weight_decay=settings["weight_decay"])
         steps = len(pixels) // settings["batch_size"]
         for step in tqdm(range(epochs * steps), "pretraining", unit="step", mininterval=1):
@@ -143,7 +143,8 @@ def pretrain(pixels: Tensor, epochs: int) -> nn.Module:
             images = pixels[order[step % steps * settings["batch_size"] :][: settings["batch_size"]]]
             z = vit(torch.cat([affine(images), affine(images)]))
             contrast = info_nce(F.normalize(project(z), dim=1), settings["temperature"])
-            loss = F.mse_loss(redraw(z), images.flatten(1).repeat(2, 1)) + settings["contrast"] * contrast
+            reconstruction = F.mse_loss(reconstruct(z), images.flatten(1).repeat(2, 1))
+            loss = reconstruction + settings["contrast"] * contrast
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()

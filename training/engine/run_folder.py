@@ -24,7 +24,7 @@ __all__ = ["RunFolder", "finite"]
 
 
 class RunFolder:
-    """A run on disk. `main=False` (the other processes of a distributed run) reads but never writes."""
+    """A run on disk. With `main=False` (other processes of a distributed run) nothing is written."""
 
     def __init__(self, path: Path, config: Config, facts: RunFacts, main: bool = True) -> None:
         self.path, self.config, self.facts, self.main = path, config, facts, main
@@ -33,7 +33,7 @@ class RunFolder:
 
     @classmethod
     def create(cls, path: str | Path, config: Config, facts: RunFacts, main: bool = True) -> RunFolder:
-        """A new run. The versions and the commit of now are added to its facts."""
+        """Create a run. The current versions and commit are added to its facts."""
         facts = facts.replace(versions=environment.versions(), commit=environment.commit())
         folder = cls(Path(path), config, facts, main)
         if main:
@@ -43,7 +43,7 @@ class RunFolder:
 
     @classmethod
     def open(cls, path: str | Path, main: bool = True) -> RunFolder:
-        """A run that exists."""
+        """Open an existing run."""
         file = Path(path) / "run.json"
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
@@ -62,13 +62,12 @@ class RunFolder:
     def start_logs(self, epoch: int, position: int, step: int) -> None:
         """Open the logs. The run goes on with batch `position` of `epoch`, which is optimizer step `step`.
 
-        Later lines, written between the checkpoint and a kill, are taken out.
+        Lines at or after it, written between the checkpoint and a kill, are removed.
         """
         if not self.main:
             return
-        from torch.utils.tensorboard import (
-            SummaryWriter,  # takes a second to import, and readers do not need it
-        )
+        # Imported here: it takes a second, and readers of a run do not need it.
+        from torch.utils.tensorboard import SummaryWriter
 
         kept = [
             line
@@ -91,7 +90,7 @@ class RunFolder:
                 self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def metrics(self) -> list[dict[str, Any]]:
-        """The lines of metrics.jsonl. A last line that a kill cut short is left out."""
+        """The lines of metrics.jsonl, without a last line that a kill cut short."""
         file = self.path / "metrics.jsonl"
         lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
         return [json.loads(line) for line in lines]
@@ -118,7 +117,7 @@ class RunFolder:
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:
-    """The values with None for NaN and infinities, which JSON does not have (New where no image is new)."""
+    """The values with None for NaN and infinity, which JSON lacks (New is NaN where no image is new)."""
     return {
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()

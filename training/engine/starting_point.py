@@ -17,16 +17,16 @@ __all__ = ["StartingPoint", "read_starting_point"]
 
 
 class StartingPoint(NamedTuple):
-    """Weights that a new run takes over."""
+    """Weights that a new run starts from."""
 
     weights: dict[str, Tensor]  # named as in `Student.state()`
     record: dict[str, Any]  # where they come from, for run.json
 
 
 def read_starting_point(method: Method, facts: RunFacts) -> StartingPoint | None:
-    """The start in the file or run folder `init`; None for a method that starts from the pretrained backbone.
+    """The start in the file or run folder `init`; None for a method that needs no trained run.
 
-    A start that does not fit the run is a `ConfigError`.
+    One that does not fit the run is a `ConfigError`.
     """
     if method.needs_start is None:
         return None
@@ -45,13 +45,13 @@ def read_starting_point(method: Method, facts: RunFacts) -> StartingPoint | None
 
 
 def _checkpoint_of(init: str) -> Path:
-    """The file `init`, or the checkpoint of the epoch that the complete run in the folder `init` reports."""
+    """The file `init`, or the checkpoint of the headline epoch of the complete run in the folder `init`."""
     path = Path(init)
     if not path.is_dir():
         return path
     folder = RunFolder.open(path)
     if folder.result() is None:
         raise ConfigError(
-            f"init={init!r} is not complete: resume that run first, or name one of its checkpoints"
+            f"init={init!r} is not a complete run: resume it first, or name one of its checkpoints"
         )
     return folder.best if folder.config.headline == "best" else folder.last

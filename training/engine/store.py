@@ -1,6 +1,6 @@
 """The store of reference models and subspaces, which runs share.
 
-A fingerprint of their inputs is their address.
+Their file names contain a fingerprint of all their inputs.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ __all__ = ["reference_key", "stored", "subspace_key"]
 def stored(
     store: Path, key: dict[str, Any], make: Callable[[], dict[str, Tensor]], write: bool = True
 ) -> dict[str, Tensor]:
-    """The tensors that `make` computes for `key`, or those in the store. `write`: keep new ones there."""
+    """The tensors that `make` computes for `key`, or those in the store. `write`: save new ones there."""
     file = store / f"{key['kind']}-{fingerprint(key)[:16]}.safetensors"
     if file.exists():
         tensors, state = load_checkpoint(file)
-        if state != {"key": key}:  # the name is only an address
-            raise CheckpointError(f"{file} holds something else than its name says; delete it")
+        if state != {"key": key}:  # the name has only a part of the fingerprint
+            raise CheckpointError(f"{file} does not hold the content that its name stands for; delete it")
         return tensors
     tensors = make()
     if write:

@@ -1,4 +1,4 @@
-"""Losses that hold labelled features to the reference model, in place of the anchor term (ablations).
+"""Losses that hold labelled features to the reference model instead of the anchor term (ablations).
 
 All take z (n, D), the reference model's z_ref (n, D), of which only labelled rows are used (the others may be
 NaN), and `mask` (n,), True on labelled rows. They return a 0-d tensor, which is 0 when no row is labelled.
@@ -39,8 +39,7 @@ def relation_distillation(z: Tensor, z_ref: Tensor, mask: Tensor, temperature: f
     distributions"); this is our reading of its text.
     """
     others = mask[:, None] & mask[None, :] & ~torch.eye(len(z), dtype=torch.bool, device=z.device)
-    # The lowest finite number, not -inf: a row without others then has finite values, which the mask leaves
-    # out.
+    # The lowest finite number, not -inf, keeps rows without others finite; the mask then leaves them out.
     log_p, log_q = (
         (_cosines(x, mask) / temperature).masked_fill(~others, torch.finfo(x.dtype).min).log_softmax(1)
         for x in (z, z_ref)
@@ -48,7 +47,7 @@ def relation_distillation(z: Tensor, z_ref: Tensor, mask: Tensor, temperature: f
     return torch.where(others, log_q.exp() * (log_q - log_p), 0.0).sum() / mask.sum().clamp(min=1)
 
 
-# By the setting `alignment`; "gradient" is the anchor term itself.
+# Keyed by the setting `alignment`, whose other value "gradient" is the anchor term itself
 ALIGNMENTS = {"proximal": proximal, "gram": gram_distillation, "relation": relation_distillation}
 
 

@@ -29,11 +29,14 @@ METHODS: dict[str, type[Method]] = {}
 
 
 def register(name: str) -> Callable[[type[Method]], type[Method]]:
-    """Class decorator: makes a method known under `name` to configurations and the command line."""
+    """Class decorator: makes a method available as `name` in configurations and on the command line."""
 
     def add(method: type[Method]) -> type[Method]:
         if name in METHODS and METHODS[name] is not method:
-            raise ValueError(f"register({name!r}): {METHODS[name].__qualname__} has this name already")
+            raise ValueError(
+                f"register({name!r}): {METHODS[name].__qualname__} has this name already; "
+                "choose a different name"
+            )
         register_config(name, method.Config)
         METHODS[name] = method
         return method
@@ -42,26 +45,26 @@ def register(name: str) -> Callable[[type[Method]], type[Method]]:
 
 
 class Problem(NamedTuple):
-    """The sizes a method is built for."""
+    """The sizes that a method is built for."""
 
     dim: int  # D of z
     known: int  # classes with labels
     classes: int  # K, known and novel classes together
-    images: int  # labelled and unlabelled ones together
+    images: int  # labelled and unlabelled images together
     channels: int = 3  # of an image
-    pixels: int = 224  # a side of an image
-    patch: int = 16  # a side of a patch of the ViT
+    pixels: int = 224  # side of an image
+    patch: int = 16  # side of a patch of the ViT, in pixels
 
 
 class Features(Protocol):
-    """z of whole sets under the current student, as (z (N, D) float32, label (N,) int64); test transform."""
+    """z of whole sets by the current student: (z (N, D) float32, label (N,) int64), test transform."""
 
     def labelled(self) -> tuple[Tensor, Tensor]: ...
 
     def unlabelled(self) -> tuple[Tensor, Tensor]: ...
 
     def augmented(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(z, label, uq_idx) of labelled, then unlabelled images, one augmented view; -1 if unlabelled."""
+        """(z, label or -1, uq_idx) of labelled, then unlabelled images, from one augmented view each."""
 
 
 class Method(nn.Module):
@@ -70,7 +73,7 @@ class Method(nn.Module):
     Config: ClassVar[type[Config]] = Config
     weighting: ClassVar[str] = "simgcd"  # how the loader weights labelled against unlabelled images
     alternating: ClassVar[bool] = False  # several optimizers take turns, see `phase`
-    # Set by a method that starts from a trained run (the setting `init`): the text of the error for init=None
+    # Error text for init=None, set by a method that must start from a trained run (the setting `init`)
     needs_start: ClassVar[str | None] = None
 
     def __init__(self, config: Config, problem: Problem) -> None:
@@ -104,13 +107,13 @@ class Method(nn.Module):
     def start_epoch(self, epoch: int, features: Features) -> None:
         """Called before the first batch of an epoch.
 
-        Results belong in buffers: a run that is resumed inside the epoch finds them there.
+        Keep results in buffers, so that a run resumed inside the epoch has them.
         """
 
     def starting_weights(
         self, tensors: Mapping[str, Tensor], recipe: Mapping[str, Any], identity: Mapping[str, Any]
     ) -> dict[str, Tensor]:
-        """The weights to take from the checkpoint of a trained run; a wrong run is a `ConfigError`.
+        """The weights to take from the checkpoint of a trained run; one that does not fit is a `ConfigError`.
 
         Called only if `needs_start` is set.
 
@@ -131,15 +134,12 @@ class Method(nn.Module):
         return [torch.optim.SGD(groups, momentum=config.momentum)]
 
     def phase(self, position: int) -> int:
-        """Which of the optimizers steps at this batch of the epoch.
-
-        Parameters of the others get no gradient.
-        """
+        """The index of the optimizer that steps at this batch; parameters of the others get no gradient."""
         return 0
 
     def learning_rate(self, initial: float, epoch: int, position: int) -> float:
-        """Learning rate of a group that started with `initial`.
+        """Learning rate of a group whose initial one is `initial`.
 
-        Default: a cosine per epoch; all groups end at lr_floor * head_lr.
+        Default: a cosine over epochs that ends at lr_floor * head_lr for every group.
         """
         return cosine(epoch, self.config.epochs, initial, self.config.lr_floor * self.config.head_lr)

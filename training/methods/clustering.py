@@ -1,7 +1,7 @@
-"""Semi-supervised k-means: fixed points keep their cluster, the others go to the nearest center.
+"""Semi-supervised k-means, plain (GCD) or balanced (SelEx).
 
-It is plain (GCD) or balanced (SelEx). All work is done by matrix products on the device of the points; the
-random numbers come from a CPU generator, so that they are the same on every device.
+Fixed points keep their cluster, the others go to the nearest center. All work is done by matrix products on
+the device of the points; random numbers come from a CPU generator, so they are the same on every device.
 
 >>> points = torch.tensor([[0.0], [0.1], [5.0], [5.2], [9.0], [9.1]])
 >>> fixed = torch.tensor([0, -1, -1, -1, -1, -1])  # the first point belongs to cluster 0, the others are free
@@ -26,8 +26,7 @@ class Clusters(NamedTuple):
 
     labels: Tensor  # (N,) int64
     centers: Tensor  # (K, D)
-    # Sum of squared distances, before the last update, to the own center (fixed) or to the nearest (free)
-    inertia: float
+    inertia: float  # squared distances to own (fixed) or nearest (free) centers, before the last update
 
 
 @torch.no_grad()
@@ -53,9 +52,9 @@ def semi_supervised_kmeans(
     Args:
         fixed: (N,) int64, the cluster of a fixed point, -1 for a free one.
         generator: CPU generator of the k-means++ draws.
-        cluster_size: most points of a cluster in stage A, fixed ones included; None: no stage A (as in GCD).
+        cluster_size: maximum points of a cluster in stage A, with fixed ones; None: no stage A (as in GCD).
         restarts: the iteration with the lowest inertia of all restarts is returned.
-        iterations: hard cap of each stage. A stage ends sooner when (sum of the centers' shifts)^2 <
+        iterations: maximum of each stage. A stage ends sooner when (sum of the centers' shifts)^2 <
             `tolerance`.
         progress: text before a progress bar over the iterations; None: no bar.
     """
@@ -72,7 +71,7 @@ def semi_supervised_kmeans(
         for _ in range(restarts):
             centers = task.first_centers(generator)
             for stage in stages:
-                # For free points; below 0 there is none.
+                # Room that fixed points leave for free ones; a negative number is a full cluster.
                 room = cluster_size - task.fixed_count if stage == "capacity" else None
                 for t in range(iterations):
                     free_labels, inertia = task.assign(centers, room, rounds=t)
@@ -131,7 +130,7 @@ class _Task:
 
     def first_centers(self, generator: torch.Generator) -> Tensor:
         centers = self.fixed_sum / self.fixed_count.clamp(min=1)[:, None]
-        # If nothing is free, the clusters without fixed points stay empty.
+        # Without free points, clusters that have no fixed points stay empty.
         pool = self.free if len(self.free) else self.points
         centers[self.without_fixed] = kmeans_plus_plus(
             pool, centers[~self.without_fixed], int(self.without_fixed.sum()), generator
@@ -150,7 +149,7 @@ class _Task:
     def update(self, centers: Tensor, free_labels: Tensor, movable: Tensor | None) -> Tensor:
         """Means of the clusters.
 
-        An empty cluster keeps its center: a mean of nothing is NaN, which attracts all points.
+        An empty cluster keeps its center: its mean would be NaN, which attracts all points.
         """
         total, count = _sums(self.free, free_labels, self.k)
         count = count + self.fixed_count
@@ -163,7 +162,7 @@ class _Task:
 
 
 def _balance(distance: Tensor, labels: Tensor, room: Tensor) -> Tensor:
-    """One round: clusters of more than `room` (K,) points release the farthest to the nearest with room."""
+    """One round: clusters with more than `room` (K,) points send the farthest to the nearest with room."""
     count = labels.bincount(minlength=len(room))
     own = distance.gather(1, labels[:, None])[:, 0]
     order = own.argsort(stable=True)
@@ -178,7 +177,7 @@ def _balance(distance: Tensor, labels: Tensor, room: Tensor) -> Tensor:
 def _sums(points: Tensor, labels: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Sum (k, D) and number (k,) of the points of every cluster.
 
-    It is a matrix product, because scattered additions have no fixed order on a GPU.
+    The sum is a matrix product, because scattered additions have no fixed order on a GPU.
     """
     member = labels == torch.arange(k, device=labels.device)[:, None]  # (k, N)
     return member.to(points.dtype) @ points, member.sum(1)
@@ -192,7 +191,7 @@ def _check(
             f"points must be (N, D) floating with N >= 1, got {tuple(points.shape)} {points.dtype}"
         )
     if not points.isfinite().all():
-        raise ValueError("points are not finite: a NaN would draw every point to one center")
+        raise ValueError("points must be finite: a NaN would draw every point to one center")
     if fixed.shape != points.shape[:1] or fixed.dtype != torch.int64 or fixed.device != points.device:
         raise ValueError(
             f"fixed must be int64 ({len(points)},) on {points.device}, "
@@ -205,8 +204,10 @@ def _check(
         )
     if cluster_size is not None and cluster_size * k < len(points):
         raise ValueError(
-            f"cluster_size={cluster_size}: {k} clusters of it do not hold {len(points)} points; "
-            f"pass {-(-len(points) // k)}"
+            f"cluster_size must be >= {-(-len(points) // k)} for {k} clusters to hold {len(points)} points, "
+            f"got {cluster_size}"
         )
     if restarts < 1 or iterations < 1:
-        raise ValueError(f"restarts={restarts} and iterations={iterations} must be at least 1")
+        raise ValueError(
+            f"restarts and iterations must be >= 1, got restarts={restarts}, iterations={iterations}"
+        )

@@ -2,9 +2,9 @@
 
     L_GCD = L_SimGCD + (1 - w) L_DKL + 2 L_LER
 
-Three published details are kept, although one might expect something else: the pseudo-label of L_LER carries
-gradients, L_DKL takes a softmax of probabilities, and the marginal estimate is a mean of softmax(c) at
-temperature 1, which is almost flat for cosines.
+Three unexpected details of the published code are kept: the pseudo-label of L_LER carries gradients, L_DKL
+takes a softmax of probabilities, and the marginal estimate is a mean of softmax(c) at temperature 1, which is
+almost flat for cosines.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from eagc_ops.training.methods.base import Problem, register
 from eagc_ops.training.methods.simgcd import SimGCD
 from eagc_ops.training.models.method import Loss
 
-# Written into the published code
+# Hard-coded in the published code
 LER_WEIGHT = 2.0
 LER_TEMPERATURE = 0.05
 MARGIN = 0.4  # weight of log qhat
@@ -42,7 +42,7 @@ class LegoGCD(SimGCD):
         supervised, unsupervised, terms = super().loss(outputs, rows)
         known = confident_known(logits, rows.mask, self.problem.known, config.threshold, config.student_temp)
         terms |= {"ler": local_entropy(logits, known, self.qhat), "ler_rows": known.float().mean()}
-        # Outside the mix of w and 1 - w, and from the first step on
+        # Not weighted by w or 1 - w, and active from the first step
         unsupervised = unsupervised + LER_WEIGHT * terms["ler"]
         if config.dual_view_kl:
             terms["dkl"] = dual_view_kl(logits, config.student_temp)
@@ -53,7 +53,7 @@ class LegoGCD(SimGCD):
 
     @torch.no_grad()
     def _update_qhat(self, logits: Tensor) -> None:
-        """After its use: qhat <- 0.999 qhat + 0.001 mean softmax(c), over all rows."""
+        """qhat <- 0.999 qhat + 0.001 mean softmax(c) over all rows, after qhat was used in the loss."""
         self.qhat.mul_(QHAT_MOMENTUM).add_(F.softmax(logits, dim=1).mean(0), alpha=1 - QHAT_MOMENTUM)
 
 
@@ -69,7 +69,7 @@ def local_entropy(logits: Tensor, selected: Tensor, qhat: Tensor) -> Tensor:
     """LER: cross-entropy of softmax(c / t) against softmax(c / t + 0.4 log qhat), t = 0.05.
 
     It is taken on the `selected` rows (n,) of `logits` (n, K). The mean is over all n rows, so the term
-    weighs more if more rows are selected. Both factors carry gradients: with an even qhat the term is the
+    weighs more if more rows are selected. Both factors carry gradients: with a uniform qhat the term is the
     entropy, and minimising it sharpens the prediction.
     """
     sharp = logits / LER_TEMPERATURE

@@ -1,6 +1,4 @@
-"""Losses that the methods share.
-
-All take the rows of a global batch, view-major: all first, then all second views.
+"""Losses that the methods share, on the rows of a global batch: all first views, then all second views.
 
 Shapes: n = views * images rows, K classes, d dimensions of the projection; `mask` (n,) is True on labelled
 rows. Every loss is a mean and returns a 0-d tensor. No loss reads a value on the host: labelled rows are
@@ -18,7 +16,7 @@ from torch.nn import functional as F
 
 def classification(logits: Tensor, label: Tensor, mask: Tensor, temperature: float = 0.1) -> Tensor:
     """Cross-entropy of `logits` (n, K) / temperature, mean over labelled rows; 0 if there are none."""
-    # Unlabelled rows become "ignored" targets: their true class may lie outside the K outputs, and is secret.
+    # Unlabelled rows become ignored targets: no loss may see their class, which may lie beyond the K outputs.
     target = torch.where(mask, label, -100)
     per_row = F.cross_entropy(logits / temperature, target, reduction="none", ignore_index=-100)
     return per_row.sum() / mask.sum().clamp(min=1)
@@ -42,12 +40,12 @@ def sup_con(h: Tensor, label: Tensor, mask: Tensor, temperature: float = 0.07) -
 
 
 def sup_con_of_similarities(similarity: Tensor, label: Tensor, mask: Tensor) -> Tensor:
-    """SupCon from a `similarity` (n, n), divided by the temperature already; its diagonal is not used."""
+    """SupCon from a `similarity` (n, n) already divided by the temperature; its diagonal is not used."""
     not_self = ~torch.eye(similarity.shape[0], dtype=torch.bool, device=similarity.device)
     others = mask[:, None] & mask[None, :] & not_self
     positives = others & (label[:, None] == label[None, :])
-    # A row without any labelled row beside it would give logsumexp(-inf, ...) and NaN gradients; the lowest
-    # finite number gives a finite value there, which the mask of positives then leaves out.
+    # A row without others would give logsumexp(-inf, ...) and NaN gradients. The lowest finite number gives a
+    # finite value there, which the mask of positives then leaves out.
     normaliser = similarity.masked_fill(~others, torch.finfo(similarity.dtype).min).logsumexp(1, keepdim=True)
     log_probability = torch.where(positives, similarity - normaliser, 0.0)
     per_anchor = -log_probability.sum(1) / positives.sum(1).clamp(min=1)
@@ -55,7 +53,7 @@ def sup_con_of_similarities(similarity: Tensor, label: Tensor, mask: Tensor) -> 
 
 
 def self_distillation(logits: Tensor, teacher_temperature: float, student_temperature: float = 0.1) -> Tensor:
-    """Cross-entropy of a view's prediction against the other's, sharpened and detached; mean over rows."""
+    """Cross-entropy of a view against the other view, sharpened and detached; mean over rows."""
     other_view = F.softmax(logits.detach() / teacher_temperature, dim=1).roll(_two_views(logits) // 2, 0)
     return -(other_view * F.log_softmax(logits / student_temperature, dim=1)).sum(1).mean()
 
@@ -70,7 +68,7 @@ def teacher_temperature(epoch: int, start: float = 0.07, end: float = 0.04, warm
 def mean_entropy(logits: Tensor, temperature: float = 0.1) -> Tensor:
     """log K - H(mean prediction) >= 0, the "me-max" term: zero if a batch spreads evenly over the classes."""
     mean = F.softmax(logits / temperature, dim=1).mean(0)
-    # p log p at p = 0: xlogy gives 0, and the clamp keeps the gradient of its second argument finite (0 / 0).
+    # At p = 0, xlogy gives 0, and the clamp keeps the gradient of its second argument finite (0 / 0).
     return math.log(logits.shape[1]) + torch.xlogy(mean, mean.clamp(min=torch.finfo(mean.dtype).tiny)).sum()
 
 

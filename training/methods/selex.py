@@ -4,7 +4,7 @@ There is no classifier: clusters come from semi-supervised k-means at the start 
 
     L_GCD = (1 - w) L_u + w L_s / 2,      w = sup_weight
 
-L_u, unsupervised self-expertise: soft targets push two images apart, the more levels separate them.
+L_u, unsupervised self-expertise: InfoNCE with soft targets, larger the more levels separate two images.
 L_s, supervised self-expertise: SupCon by true labels, and by the clusters of each level on ever shorter
 slices of the embedding.
 All similarities are negative Euclidean distances of the unit-norm embedding f.
@@ -41,13 +41,13 @@ class SelEx(Method):
         self.levels = hierarchy(problem.known, problem.classes - problem.known)
         if config.embedding_dim < 2 ** len(self.levels):
             raise ConfigError(
-                f"embedding_dim={config.embedding_dim}: halved at {len(self.levels)} levels; "
-                f"use {2 ** len(self.levels)} or more"
+                f"embedding_dim must be >= {2 ** len(self.levels)}, as each of {len(self.levels)} levels "
+                f"halves it, got {config.embedding_dim}"
             )
         self.projector = projector(problem.dim)
         self.embedding = Prototypes(256, config.embedding_dim)
         # Of this epoch, by level: the cluster of every image, and the radius of every cluster. Level 0 has
-        # the most.
+        # the most clusters.
         self.register_buffer("clusters", torch.full((len(self.levels), problem.images), -1))
         self.register_buffer(
             "radii", torch.zeros(len(self.levels), max(old + new for old, new in self.levels))
@@ -67,7 +67,7 @@ class SelEx(Method):
         for i, level in enumerate(self.cluster_hierarchy(self.unit_features(z), label, generator)):
             self.clusters[i, uq_idx] = level.labels
             self.radii[i, : len(level.centers)] = radii(level.centers)
-        if dist.is_initialized():  # rounding on a different device must not give a process different clusters
+        if dist.is_initialized():  # processes may round differently, but must have the same clusters
             dist.broadcast(self.clusters, 0)
             dist.broadcast(self.radii, 0)
 
@@ -77,7 +77,7 @@ class SelEx(Method):
         `label` (N,): true class of labelled images, -1 on the others.
         """
         first = self.cluster(x, label, sum(self.levels[0]), generator, "k-means, level 0")
-        # All labelled images, and the unlabelled ones that joined their classes
+        # All labelled images, and the unlabelled ones that joined a known class
         known = first.labels < self.levels[0][0]
         clusters = [first]
         for i, (old, new) in enumerate(self.levels[1:], 1):
@@ -114,7 +114,7 @@ class SelEx(Method):
         return torch.cat([F.normalize(self.mlp_head(chunk).float(), dim=1) for chunk in z.split(4096)])
 
     def predict(self, features: Features) -> Tensor:
-        """The official evaluation: new k-means, test transform, labelled images as constraints."""
+        """The official evaluation: a new k-means under the test transform, constrained by labelled images."""
         (labelled, label), (unlabelled, _) = features.labelled(), features.unlabelled()
         fixed = torch.cat([label, label.new_full((len(unlabelled),), -1)])
         generator = torch.Generator().manual_seed(draw_key(self.config.seed, -1, 5))
@@ -138,9 +138,9 @@ class SelEx(Method):
         expertise = terms["supcon"]
         for i, cluster in enumerate(clusters):
             slice_similarity = -distances(f[:, : config.embedding_dim >> (i + 1)])  # not normalised again
-            everyone = torch.ones_like(rows.mask)
+            all_rows = torch.ones_like(rows.mask)
             terms[f"supcon_level{i}"] = sup_con_of_similarities(
-                slice_similarity / config.supcon_temp, cluster, everyone
+                slice_similarity / config.supcon_temp, cluster, all_rows
             )
             expertise = expertise + 2.0 ** -(i + 1) * terms[f"supcon_level{i}"]
         terms["far"] = far.mean()  # not a loss: close to 1 where the targets are close to uniform
@@ -175,9 +175,9 @@ def radii(prototypes: Tensor) -> Tensor:
 
 
 def far_pairs(u: Tensor, radius: Tensor) -> Tensor:
-    """M (n, n) in [0, 1]: levels, weighted by 2^-level, that hold i outside of the diameter of j's cluster.
+    """M (n, n) in [0, 1]: levels, weighted by 2^-level, where i is farther from j than j's cluster is wide.
 
-    u (n, D) are features, `radius` (levels, n) the radius of the cluster of every row. As published, u is not
+    u (n, D) are features, `radius` (levels, n) has the radius of every row's cluster. As published, u is not
     normalised, although the radii are those of unit features.
     """
     distance = distances(u).fill_diagonal_(0)
@@ -188,7 +188,7 @@ def far_pairs(u: Tensor, radius: Tensor) -> Tensor:
 
 
 def soft_targets(far: Tensor, alpha: float) -> Tensor:
-    """(1 - alpha) one-hot of the image's other view + alpha T, T_ij = M_ij / sum_k M_jk.
+    """(1 - alpha) one-hot of the image's other view + alpha T, with T_ij = M_ij / sum_k M_jk.
 
     Columns are divided by row sums, as published.
     """

@@ -1,4 +1,4 @@
-"""SimGCD: a cosine classifier trained by self-distillation between views, and contrastive learning.
+"""SimGCD: a cosine classifier trained by self-distillation between views and by contrastive learning.
 
 L_GCD = (1 - w) (L_dist + eps L_me + L_con) + w (L_cls + L_supcon),      w = sup_weight
 """

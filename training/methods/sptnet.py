@@ -4,9 +4,9 @@
     prompt phase:       L_SimGCD(x'_1, x'_2)  ->  prompts             encoder and heads are fixed
     classifier phase:   L_SimGCD(x_1, x'_1)   ->  last block, heads   prompts are fixed, no second crop
 
-EAGC comes in two ways. Released (`sptnet_eagc="init"`): only the SimGCD run that SPTNet starts from was
-trained with it, and there is no operator here. Integrated (`sptnet_eagc="on"`): the operator also acts in the
-classifier phase; the reference model sees the pixels that the student sees.
+EAGC is used in one of two ways. Released (`sptnet_eagc="init"`): only the SimGCD run that SPTNet starts from
+was trained with it, and there is no operator here. Integrated (`sptnet_eagc="on"`): the operator acts in the
+classifier phase, and the reference model sees the same pixels as the student.
 """
 
 from __future__ import annotations
@@ -29,22 +29,19 @@ PROMPT, CLASSIFIER = 0, 1  # phases
 
 @register("sptnet")
 class SPTNet(SimGCD):
-    """SimGCD's heads and loss.
-
-    The prompts are parameters of the method, so checkpoints and evaluations have them.
-    """
+    """SimGCD's heads and loss, and prompts, which are parameters and so part of every checkpoint."""
 
     Config = SPTNetConfig
     alternating = True
-    needs_start = "SPTNet starts from a trained SimGCD; name a run folder of simgcd or a checkpoint"
+    needs_start = "SPTNet starts from a trained SimGCD; set it to a run folder of simgcd or a checkpoint"
 
     def __init__(self, config: SPTNetConfig, problem: Problem) -> None:
         super().__init__(config, problem)
         self.steps = problem.images // config.batch_size  # batches per epoch
         if config.phase_batches > self.steps:
             raise ConfigError(
-                f"phase_batches={config.phase_batches}: an epoch has only {self.steps} batches, so it would "
-                f"end before the first classifier phase; choose at most {self.steps}"
+                f"phase_batches must be <= {self.steps}, the batches of an epoch, got "
+                f"{config.phase_batches}; otherwise no epoch reaches the classifier phase"
             )
         prompts = (
             [PadPrompt(problem.channels, problem.pixels, config.pad_width)] if config.prompts == "all" else []
@@ -54,13 +51,13 @@ class SPTNet(SimGCD):
             nn.init.normal_(prompt, std=config.prompt_std)
 
     def phase(self, position: int) -> int:
-        """An epoch starts in the prompt phase and changes before batches 19, 39, ... (phase_batches = 20)."""
+        """An epoch starts with the prompt phase and changes before batches 19, 39, ... (phase_batches=20)."""
         return (position + 1) // self.config.phase_batches % 2
 
     def inputs(self, views: Sequence[Tensor], position: int | None = None) -> Tensor:
         """(2B, C, H, W): both crops with prompts, or (classifier phase) the first crop without and with them.
 
-        A test view (position None) has prompts.
+        A test view (position None) gets prompts.
         """
         if position is None or self.phase(position) == PROMPT:
             return torch.cat([self.prompts(view) for view in views])
@@ -84,10 +81,7 @@ class SPTNet(SimGCD):
         ]
 
     def learning_rate(self, initial: float, epoch: int, position: int) -> float:
-        """Prompts: by batches, linear warm-up and cosine to 0.
-
-        Classifier phase: by epochs, cosine to a tenth.
-        """
+        """Prompts: linear warm-up, then a cosine to 0, by batches; classifier phase: a cosine by epochs."""
         if self.phase(position) == CLASSIFIER:
             return super().learning_rate(initial, epoch, position)
         # Batches of the classifier phase count too.
@@ -104,15 +98,15 @@ class SPTNet(SimGCD):
         differences = [*self._different_settings(recipe, identity), *self._different_heads(weights)]
         init, eagc = self.config.init, self.config.eagc
         if differences:
-            raise ConfigError(f"init={init!r} is no start for this run: {'; '.join(differences[:3])}")
+            raise ConfigError(f"init={init!r} does not fit this run: {'; '.join(differences[:3])}")
         if eagc and not self.config.has_operator and not recipe["eagc"]:
             raise ConfigError(
-                f"init={init!r} was trained without EAGC, and sptnet_eagc='init' adds none: "
+                f"init={init!r} was trained without EAGC, and sptnet_eagc='init' does not add it: "
                 "start from a run with EAGC, choose sptnet_eagc='on', or eagc=False"
             )
         if recipe["eagc"] and not eagc:
             raise ConfigError(
-                f"init={init!r} was trained with EAGC, so this is no run without it: "
+                f"init={init!r} was trained with EAGC, but this run has eagc=False: "
                 "start from a run without EAGC, or choose eagc=True with sptnet_eagc='init'"
             )
         return weights
@@ -124,7 +118,7 @@ class SPTNet(SimGCD):
             "trunk": identity["trunk"],
             "mlp_head_layers": config.mlp_head_layers,
         }
-        if recipe.get("trunk") != ours["trunk"]:  # most likely because the numbers of blocks above it differ
+        if recipe.get("trunk") != ours["trunk"]:  # most likely because the number of blocks above it differs
             ours |= {"trainable_blocks": config.trainable_blocks, "reference_blocks": config.reference_blocks}
         return [
             f"{name} is {recipe.get(name)!r} there, {value!r} here"
@@ -149,17 +143,14 @@ class SPTNet(SimGCD):
 class PadPrompt(nn.Module):
     """images (B, C, S, S) + four strips of `width` pixels along the margin.
 
-    That makes 69,840 parameters for 3 x 224 x 224 pixels and width 30.
+    It has 69,840 parameters for 3 x 224 x 224 pixels and width 30.
     """
 
     def __init__(self, channels: int, size: int, width: int) -> None:
         super().__init__()
         inner = size - 2 * width
         if inner < 1:
-            raise ConfigError(
-                f"pad_width={width}: nothing of an image of {size} pixels is left; "
-                f"choose less than {size / 2:g}"
-            )
+            raise ConfigError(f"pad_width must be < {size / 2:g}, half the image size, got {width}")
         self.inner = inner
         self.top, self.bottom = (nn.Parameter(torch.zeros(channels, width, size)) for _ in range(2))
         self.left, self.right = (nn.Parameter(torch.zeros(channels, inner, width)) for _ in range(2))
@@ -172,7 +163,7 @@ class PadPrompt(nn.Module):
 class PatchPrompt(nn.Module):
     """images (B, C, S, S) + a prompt on the 1-pixel border of every patch.
 
-    That makes 150,528 parameters for 3 x 224 x 224 pixels and patches of 16, of which 35,280 are in use.
+    It has 150,528 parameters for 3 x 224 x 224 pixels and patches of 16, of which 35,280 are in use.
     """
 
     mask: Tensor

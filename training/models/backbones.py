@@ -19,8 +19,8 @@ from torch import Tensor
 
 __all__ = ["BACKBONES", "load_backbone"]
 
-# Name -> (timm name, published file). DINOv2 without registers resizes positions differently from code to
-# code; only reg4 is named.
+# Name -> (timm name, published file). Only reg4 of DINOv2 is listed: without registers, position embeddings
+# are resized differently from one implementation to the next.
 BACKBONES = {
     "dino_vitb16": ("vit_base_patch16_224.dino", "dino_vitbase16_pretrain.pth"),
     "dinov2_vitb14_reg4": ("vit_base_patch14_reg4_dinov2.lvd142m", "dinov2_vitb14_reg4_pretrain.pth"),
@@ -34,8 +34,8 @@ def load_backbone(
 
     Args:
         name: "dino_vitb16", "dinov2_vitb14_reg4", "vit_digits" or the timm name of a ViT with a class token.
-        weights: .pth (the authors' files, flat or with a wrapped teacher, or timm's) or .safetensors; never
-            executes pickled code. Position embeddings are resized to `image_size` as timm does. None: random
+        weights: .pth (the authors' files, flat or with a wrapped teacher, or timm's) or .safetensors; pickled
+            code is never executed. Position embeddings are resized to `image_size` as timm does. None: random
             weights.
         image_size: side of the square input, in pixels.
         channels: channels of the input.
@@ -56,11 +56,10 @@ def load_backbone(
 
 
 def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
-    if name == "vit_digits":  # 4 x 4 patches whatever the size: 2 pixels a side on 8 x 8 images
+    if name == "vit_digits":  # 4 x 4 patches at every size: patches of 2 x 2 pixels on 8 x 8 images
         if image_size % 4:
             raise ValueError(
-                f"image_size={image_size}: vit_digits cuts an image into 4 x 4 patches, "
-                "so the size must be a multiple of 4"
+                f"image_size must be a multiple of 4 for vit_digits (4 x 4 patches), got {image_size}"
             )
         return VisionTransformer(
             image_size, image_size // 4, channels, num_classes=0, embed_dim=96, depth=4, num_heads=4
@@ -74,7 +73,7 @@ def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
         vit = timm.create_model(
             timm_name, num_classes=0, global_pool="token", img_size=image_size, in_chans=channels
         )
-    except (TypeError, AssertionError) as error:  # timm raises them for arguments that a model does not have
+    except (TypeError, AssertionError) as error:  # raised by timm for arguments that a model does not take
         raise ValueError(
             f"backbone {name!r} cannot be built as a ViT with a class token for {image_size} pixels: {error}"
         ) from error
@@ -86,7 +85,7 @@ def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
 def _load(vit: VisionTransformer, path: Path, name: str) -> None:
     state = _backbone_part(_read(path), path)
     own = vit.state_dict()
-    # Checked first: timm's filter would resample the kernel of a different patch size and not say so.
+    # Checked first: timm's filter would silently resample a kernel of a different patch size.
     patch = "patch_embed.proj.weight"
     if patch in state and state[patch].ndim == 4 and state[patch].shape != own[patch].shape:
         raise ValueError(
@@ -104,7 +103,7 @@ def _load(vit: VisionTransformer, path: Path, name: str) -> None:
         raise ValueError(
             f"{path} does not fit {name}: timm cannot convert it ({type(error).__name__}: {error})"
         ) from error
-    # The classifier of a timm file is not used.
+    # The classifier in timm's files is not used.
     state = {key: value for key, value in state.items() if key not in ("head.weight", "head.bias")}
     wrong = [f"missing {_some(own.keys() - state.keys())}"] if own.keys() - state.keys() else []
     wrong += [f"unexpected {_some(state.keys() - own.keys())}"] if state.keys() - own.keys() else []
@@ -121,7 +120,7 @@ def _load(vit: VisionTransformer, path: Path, name: str) -> None:
 def _read(path: Path) -> object:
     """The content of a weight file.
 
-    A pickle may hold tensors, plain containers, and argparse's Namespace (DINO's full files do).
+    A pickle may hold tensors, plain containers, and argparse's Namespace (which is in DINO's full files).
     """
     if not path.is_file():
         raise FileNotFoundError(f"weights {path}: no such file")
@@ -134,10 +133,9 @@ def _read(path: Path) -> object:
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         raise ValueError(
-            f"weights {path}: not a file of tensors, or one that would run code when loaded; "
-            f"refused ({error})"
+            f"weights {path}: refused, as it is not a file of tensors or would run code when loaded ({error})"
         ) from error
-    except Exception as error:  # truncated archives raise whatever the zip or header reader raises
+    except Exception as error:  # a truncated file can raise almost anything
         raise ValueError(
             f"weights {path}: cannot be read, perhaps an incomplete download "
             f"({type(error).__name__}: {error})"
@@ -147,7 +145,7 @@ def _read(path: Path) -> object:
 def _backbone_part(content: object, path: Path) -> dict[str, Tensor]:
     """The backbone's tensors.
 
-    Of a teacher these are the tensors under `backbone.`: a full checkpoint has a projection head beside it.
+    In a teacher these are the tensors under `backbone.`; a full checkpoint also has a projection head.
     """
     for wrapper in ("teacher", "model", "state_dict"):
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
@@ -164,7 +162,9 @@ def _backbone_part(content: object, path: Path) -> dict[str, Tensor]:
     foreign = [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
     if foreign or not content:
         wrong = "not tensors: " + _some(foreign) if foreign else "no tensors"
-        raise ValueError(f"weights {path}: {wrong}; a flat, 'teacher' or 'model' state is read")
+        raise ValueError(
+            f"weights {path}: {wrong}; expected a state dict, flat or under teacher, model or state_dict"
+        )
     return dict(content)
 
 

@@ -1,4 +1,4 @@
-"""The rows of all processes, so that a loss of the whole batch sees the whole batch."""
+"""Gathers the rows of all processes, so that every loss sees the global batch."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ def rank_and_world() -> tuple[int, int]:
 def gather_rows(rows: Tensor, views: int) -> Tensor:
     """Rows of every rank, (views * b, ...) -> (views * b * world, ...), view-major as in one process.
 
-    Differentiable. Every rank then computes the loss of the global batch, so its gradient here is `world`
-    times the global one, and DDP's average over ranks makes it the global one again. Without a process group
-    the rows are returned unchanged.
+    It is differentiable. Every rank then computes the loss of the global batch, so the gradient here is
+    `world` times the global one, and DDP's average over ranks makes it the global one again. Without a
+    process group the rows are returned unchanged.
     """
     _, world = rank_and_world()
     if world == 1:

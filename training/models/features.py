@@ -1,4 +1,4 @@
-"""z of whole sets by the current student."""
+"""Features z of whole sets, computed by the current student."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class StudentFeatures:
         return self.encode(self._batches.unlabelled())[:2]
 
     def augmented(self, epoch: int) -> tuple[Tensor, Tensor, Tensor]:
-        """(z, label, uq_idx) of labelled, then unlabelled images, one augmented view; -1 if unlabelled."""
+        """(z, label or -1, uq_idx) of labelled, then unlabelled images, from one augmented view each."""
         batches, main = self._batches.augmented, rank_and_world()[0] == 0
         with progress_bar(
             batches.epoch(epoch), "features", len(batches), leave=False, mininterval=1, shown=main

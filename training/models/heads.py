@@ -16,8 +16,8 @@ class Prototypes(nn.Module):
 
     def __init__(self, dim: int, classes: int) -> None:
         super().__init__()
-        start = nn.Linear(dim, classes, bias=False)  # PyTorch's default initialisation
-        self.weight = nn.Parameter(start.weight.detach())
+        linear = nn.Linear(dim, classes, bias=False)  # for PyTorch's default initialisation
+        self.weight = nn.Parameter(linear.weight.detach())
 
     def forward(self, x: Tensor) -> Tensor:
         return F.linear(F.normalize(x, dim=1), F.normalize(self.weight, dim=1))
@@ -26,7 +26,7 @@ class Prototypes(nn.Module):
 def projector(dim: int, hidden: int = 2048, out: int = 256) -> nn.Sequential:
     """MLP D -> 2048 -> 2048 -> 256 with GELU after the first two layers; its output is not normalised.
 
-    Weights start as truncated normals of deviation 0.02, biases as 0.
+    Weights are initialised from a truncated normal (std 0.02), biases with 0.
     """
     layers = nn.Sequential(
         nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, out)

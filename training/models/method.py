@@ -1,4 +1,4 @@
-"""What the student asks of a GCD method. The methods themselves are in `training/methods`."""
+"""The interface between the student and a GCD method. The methods are in `training/methods`."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ __all__ = ["Loss", "StudentMethod"]
 
 
 class Loss(NamedTuple):
-    """L_GCD = alpha L_sup + beta L_unsup: both parts with their weights, and unweighted terms for the log."""
+    """L_GCD = alpha L_sup + beta L_unsup: both parts, already weighted, and unweighted terms for the log."""
 
     supervised: Tensor
     unsupervised: Tensor

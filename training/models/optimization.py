@@ -12,7 +12,7 @@ __all__ = ["cosine", "decay_groups"]
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> list[dict[str, Any]]:
-    """Two parameter groups: tensors of at least 2 dimensions have weight decay, biases and norms have none.
+    """Two parameter groups: weight decay on tensors with 2 or more dimensions, none on biases and norms.
 
     Frozen parameters and empty groups are left out.
     """
@@ -26,7 +26,7 @@ def decay_groups(parameters: Iterable[nn.Parameter], lr: float, weight_decay: fl
 
 
 def cosine(epoch: int, epochs: int, initial: float, floor: float) -> float:
-    """floor + (initial - floor)(1 + cos(pi e / T)) / 2: a closed form, so that there is no state to resume.
+    """floor + (initial - floor)(1 + cos(pi e / T)) / 2: a closed form, so there is no state to save.
 
     >>> [round(cosine(epoch, 4, 1.0, 0.0), 3) for epoch in range(5)]
     [1.0, 0.854, 0.5, 0.146, 0.0]

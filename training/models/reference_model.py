@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import NamedTuple
 
@@ -35,10 +36,9 @@ def train_reference(
 ) -> ReferenceModel:
     """Train E on D_L with L_cls to obtain E_r.
 
-    L_cls: cross-entropy of cosine logits / 0.1 over the known classes.
-
-    The student's tail (its last `reference_blocks` blocks) is trained in place and then put back. Training is
-    in fp32, on both views of an image; the head is thrown away.
+    L_cls is the cross-entropy of cosine logits / 0.1 over the known classes. The student's tail (its last
+    `reference_blocks` blocks) is trained in place and then restored. Training uses fp32 and both views of an
+    image; the head is discarded.
     """
     device = next(encoder.parameters()).device
     start = encoder.tail_state()
@@ -67,13 +67,13 @@ def train_reference(
             losses.append(loss.detach())
         mean = torch.stack(losses).mean().item()
         bar.set_postfix(cross_entropy=f"{mean:.3f}")
-        if mean != mean:
+        if math.isnan(mean):
             raise FloatingPointError(
                 f"the reference model diverged in epoch {epoch}; "
                 f"lower reference_lr (now {config.reference_lr})"
             )
     tail = encoder.tail_state()
-    # Or the first step of the student would add the last gradient of the reference model
+    # Otherwise the student's first step would include the reference model's last gradient.
     optimizer.zero_grad()
     encoder.load_tail(start)
     encoder.train_last(config.trainable_blocks)

@@ -1,6 +1,6 @@
 """The student, in the paper's order: encode, coordinate (EAGC), heads, loss.
 
-It is one module with one forward, so that DDP sees everything that is trained as a whole.
+It is one module with one forward, so that DDP sees all trained parameters at once.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ Alignment = Callable[[Tensor, Tensor, Tensor], Tensor]  # a loss of (z, z_ref, m
 class Student(nn.Module):
     """Encoder, coordinator (None: the plain method) and method.
 
-    `alignment`, a loss of (z, z_ref, mask) with the weight lambda_a, takes the place of the anchor term.
+    `alignment`, if set, is a loss of (z, z_ref, mask) with weight lambda_a that replaces the anchor term.
     """
 
     def __init__(self, encoder: AnchoredEncoder, method: StudentMethod, eagc: EAGC | None = None) -> None:
@@ -42,7 +42,7 @@ class Student(nn.Module):
 
     def encode(self, rows: Rows) -> tuple[Tensor, Tensor | None]:
         """z = E(x) (n, D), and z_ref = E_r(x) on labelled rows (None without a reference model)."""
-        # The joined views are not kept here, so the trunk can free this second copy of the pixels early.
+        # No name is bound to the joined views, so the trunk can free this second copy of the pixels early.
         tokens = self.encoder.trunk(self.method.inputs(rows.views, rows.position), pixel_grad=None)
         z = self.encoder.student(tokens)
         return z, None if self.encoder.reference is None else self.encoder.anchor(tokens, rows.labelled_rows)
@@ -64,33 +64,27 @@ class Student(nn.Module):
             return tuple(gather_rows(output.float(), VIEWS) for output in h)
 
     def loss(self, h: tuple[Tensor, ...], z: Tensor, z_ref: Tensor | None, rows: Rows) -> Loss:
-        """L_GCD of the global batch, in fp32.
-
-        An alignment loss, if there is one, joins its supervised part.
-        """
-        everywhere = gather(rows)
+        """L_GCD of the global batch, in fp32; an alignment loss is added to its supervised part."""
+        global_rows = gather(rows)
         with torch.autocast(z.device.type, enabled=False):
-            loss = self.method.loss(h, everywhere)
+            loss = self.method.loss(h, global_rows)
             if self.alignment is None:
                 return loss
             value = torch.zeros((), device=z.device)
             if self.method.coordinated(rows.position):
-                value = self.alignment(*(gather_rows(x.float(), VIEWS) for x in (z, z_ref)), everywhere.mask)
+                value = self.alignment(*(gather_rows(x.float(), VIEWS) for x in (z, z_ref)), global_rows.mask)
         supervised = loss.supervised + self.method.config.lambda_a * value
         return loss._replace(supervised=supervised, terms={**loss.terms, "alignment": value})
 
     def state(self) -> dict[str, Tensor]:
-        """Everything that changes in training, by name. The frozen trunk and the reference model do not."""
+        """All tensors that training changes, by name: not the frozen trunk, nor the reference model."""
         parts = {"encoder": self.encoder.tail_state(), "method": self.method.state_dict()}
         if self.eagc is not None:
             parts["eagc"] = self.eagc.state_dict()
         return {f"{part}.{name}": value for part, values in parts.items() for name, value in values.items()}
 
     def load(self, tensors: Mapping[str, Tensor]) -> None:
-        """Put back a `state`.
-
-        The coordinator's part is left out where there is no coordinator (evaluation).
-        """
+        """Load a `state()`. The coordinator's part is ignored without a coordinator (evaluation)."""
 
         def part(prefix: str) -> dict[str, Tensor]:
             return {

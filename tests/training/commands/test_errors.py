@@ -44,7 +44,10 @@ ERRORS = {
         ["train", "--method", "simgcd", "--embedding-dim", "8"],
         "embedding_dim is not a setting of simgcd",
     ),
-    "too many blocks": (["train", "--trainable-blocks", "9"], "vit_digits has only 4 blocks"),
+    "too many blocks": (
+        ["train", "--trainable-blocks", "9"],
+        "trainable_blocks must be <= 4, the blocks of vit_digits, got 9",
+    ),
     "batch and accumulation": (
         ["train", "--batch-size", "8", "--accumulation", "3"],
         "accumulation=3 does not divide batch_size=8",

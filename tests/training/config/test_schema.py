@@ -56,7 +56,7 @@ from eagc_ops.training.methods import METHODS, register
         ({"alignment": "kl"}, "alignment must be one of gradient, proximal, gram, relation, got 'kl'"),
         (
             {"alignment": "gram", "eagc": False},
-            "alignment='gram' stands in for the anchor term of EAGC, but the operator takes no part",
+            "alignment='gram' replaces the anchor term of EAGC, but this run does not use the operator",
         ),
         ({"alignment": "gram", "anchor": "sum"}, "anchor='sum': alignment='gram' replaces the anchor term"),
         ({"reference_blocks": 0}, "reference_blocks must be >= 1, got 0"),
@@ -67,7 +67,7 @@ from eagc_ops.training.methods import METHODS, register
             {"diagnose": "every=2"},
             "diagnose must be an object with the keys every, steps, parameters, k or none, got 'every=2'",
         ),
-        ({"diagnose": {}, "accumulation": 2}, "accumulation=2: gradients of one whole batch"),
+        ({"diagnose": {}, "accumulation": 2}, "accumulation=2: the diagnosis compares gradients"),
         ({"method": "simgdc"}, "method must be one of "),
         ({"preset": "best"}, "preset must be one of baseline, paper, release, got 'best'"),
         ({"dataset": "birds"}, "dataset must be one of cifar10, "),

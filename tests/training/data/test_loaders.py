@@ -79,7 +79,7 @@ def test_an_abandoned_epoch_with_workers_leaves_nothing_behind(photos):
     first = loader.epoch(0)
     next(first)
     assert all(equal(a, b) for a, b in zip(loader.epoch(1), fresh.epoch(1), strict=True))
-    with pytest.raises(RuntimeError, match="another epoch of this loader was started"):
+    with pytest.raises(RuntimeError, match="a new epoch of this loader was started"):
         next(first)
 
 
@@ -186,7 +186,7 @@ def test_sampler_weights_and_labelled_share(digits):
         loader = train_loader(digits, batch_size=1, seed=0, weighting=weighting)
         found = np.mean([draw.index < 450 for epoch in range(30) for (draw,) in loader.draws(epoch)])
         assert abs(found - share) < 4 * (share * (1 - share) / (30 * n)) ** 0.5
-    with pytest.raises(ValueError, match="'simgcd' or 'selex', got 'half'"):
+    with pytest.raises(ValueError, match="one of 'simgcd', 'selex', got 'half'"):
         train_loader(digits, batch_size=8, seed=0, weighting="half")
 
 
@@ -262,7 +262,7 @@ def test_errors(digits):
         ({"batch_size": 0}, "got 0"),
         ({"batch_size": 8, "rank": 2, "world": 2}, "rank=2"),
         ({"batch_size": 4000}, "larger than the 1797 images"),
-        ({"batch_size": 8, "views": 0}, "views must be at least 1"),
+        ({"batch_size": 8, "views": 0}, "views must be >= 1, got 0"),
     ):
         with pytest.raises(ValueError, match=message):
             train_loader(digits, seed=0, **arguments)

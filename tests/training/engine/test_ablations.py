@@ -69,9 +69,9 @@ def test_the_subspace_of_principal_directions(data, tmp_path):
 
 
 def test_impossible_sizes_are_named(data):
-    with pytest.raises(ConfigError, match="pca_k=19: 18 labelled images and D=96 allow at most 18"):
+    with pytest.raises(ConfigError, match="pca_k must be <= 18 with 18 labelled images and D=96, got 19"):
         Experiment(small_config(data, subspace="pca", pca_k=19))
-    with pytest.raises(ConfigError, match="reference_blocks=5: vit_digits has only 4 blocks"):
+    with pytest.raises(ConfigError, match="reference_blocks must be <= 4, the blocks of vit_digits, got 5"):
         Experiment(small_config(data, reference_blocks=5))
 
 
@@ -276,7 +276,7 @@ def test_a_block_that_only_the_warm_start_changed_survives_resuming_and_evaluati
     assert changed_blocks(sptnet, end) == {3}
     assert changed_blocks(sptnet, reference) == {3}
     with pytest.raises(
-        ConfigError, match=r"is no start for this run: trunk is .* reference_blocks is 3 there, None here"
+        ConfigError, match=r"does not fit this run: trunk is .* reference_blocks is 3 there, None here"
     ):
         train(small_config(data, "small_sptnet", **phases), tmp_path / "other")
 

@@ -31,10 +31,12 @@ def test_the_identity_is_what_decides_the_numbers():
 
 def test_missing_and_unknown_facts_are_named():
     values = some_facts().to_json()
-    with pytest.raises(ConfigError, match="the facts hold colour, mood, unknown here"):
+    with pytest.raises(ConfigError, match="the facts have the unknown keys colour, mood"):
         RunFacts.from_json({**values, "colour": "red", "mood": "good"})
     del values["trunk"], values["dim"]
-    with pytest.raises(ConfigError, match="the facts lack trunk, dim; a different version wrote them"):
+    with pytest.raises(
+        ConfigError, match="the facts lack trunk, dim; they were written by a different version"
+    ):
         RunFacts.from_json(values)
 
 
@@ -42,7 +44,7 @@ def test_a_folder_with_unknown_facts_names_its_file(tmp_path):
     RunFolder.create(tmp_path / "run", resolve(), some_facts())
     file = tmp_path / "run" / "run.json"
     file.write_text(json.dumps({**json.loads(file.read_text()), "colour": "red"}))
-    with pytest.raises(ConfigError, match=r"run\.json: the facts hold colour"):
+    with pytest.raises(ConfigError, match=r"run\.json: the facts have the unknown keys colour"):
         RunFolder.open(tmp_path / "run")
 
 

@@ -46,7 +46,7 @@ def test_a_job_waits_for_the_one_it_needs(three):
 def test_a_failure_is_given_and_the_others_go_on(three):
     (first, second, _), results = three
     assert isinstance(results["broken"], ConfigError)
-    assert "has only 4 blocks" in str(results["broken"])
+    assert "must be <= 4, the blocks of vit_digits" in str(results["broken"])
     for job in (first, second):
         assert results[job.folder.name] == json.loads((job.folder / "result.json").read_text())
 
@@ -69,7 +69,9 @@ def test_a_folder_of_a_different_run_is_refused(three, what):
         "weights": first._replace(facts={"trunk": "of other weights"}),
         "data": first._replace(facts={"split_hash": "of other data"}),
     }[what]
-    with pytest.raises(ConfigError, match="holds a run of other settings, data or weights: look elsewhere"):
+    with pytest.raises(
+        ConfigError, match="holds a run with different settings, data or weights: look elsewhere"
+    ):
         unfinished([other], "look elsewhere")
 
 
@@ -111,7 +113,7 @@ def test_an_estimated_k_is_the_run_that_asked_for_it(tmp_path, data):
     RunFolder.create(tmp_path / "run", asked.replace(k=6), some_facts(k_estimate={"k": 6}))
     assert [job.folder.name for job in unfinished([Job(asked, tmp_path / "run", {})])] == ["run"]
     RunFolder.create(tmp_path / "given", asked.replace(k=6), some_facts())
-    with pytest.raises(ConfigError, match="other settings"):
+    with pytest.raises(ConfigError, match="different settings"):
         unfinished([Job(asked, tmp_path / "given", {})])
 
 

@@ -350,7 +350,7 @@ def test_a_fingerprint_decides_whether_a_reference_is_used_again(data, tmp_path,
     right = tmp_path / "references" / f"reference-1-{fingerprint(key)[:16]}.safetensors"
     other = next(file for file in right.parent.glob("reference*") if file != right)
     shutil.copy(other, right)
-    with pytest.raises(CheckpointError, match="holds something else than its name says"):
+    with pytest.raises(CheckpointError, match="does not hold the content that its name stands for"):
         references("wrong")
 
 
@@ -409,7 +409,7 @@ def test_other_images_are_refused(half_done, tmp_path):
 
 
 def test_other_settings_are_refused(half_done):
-    with pytest.raises(ConfigError, match="epochs cannot change in a run that exists"):
+    with pytest.raises(ConfigError, match="epochs cannot change in an existing run"):
         resume(half_done, epochs=5)
 
 

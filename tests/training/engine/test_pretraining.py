@@ -51,7 +51,7 @@ def test_weights_are_made_once_used_again_and_judged(tmp_path, monkeypatch):
     again = pretrained_encoder(file, data, epochs=3)
     assert (again.seconds, again.accuracy) == (None, first.accuracy)
     assert "used again" in str(again)
-    with pytest.raises(ConfigError, match="other settings"):
+    with pytest.raises(ConfigError, match="different settings"):
         pretrained_encoder(file, data, epochs=4)
     assert first._replace(accuracy=0.95).fault is None
 

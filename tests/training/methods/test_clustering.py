@@ -256,11 +256,11 @@ def test_autocast_changes_nothing():
     ("change", "message"),
     [
         ({"points": torch.zeros(4)}, r"points must be \(N, D\) floating"),
-        ({"points": torch.tensor([[0.0], [torch.nan], [1.0], [2.0]])}, "points are not finite"),
+        ({"points": torch.tensor([[0.0], [torch.nan], [1.0], [2.0]])}, "points must be finite"),
         ({"fixed": torch.zeros(3, dtype=torch.int64)}, r"fixed must be int64 \(4,\)"),
         ({"fixed": torch.zeros(4)}, r"fixed must be int64 \(4,\)"),
         ({"fixed": torch.tensor([0, 1, 2, -1])}, "a cluster below k=2, got values from -1 to 2"),
-        ({"cluster_size": 1}, "cluster_size=1: 2 clusters of it do not hold 4 points; pass 2"),
+        ({"cluster_size": 1}, "cluster_size must be >= 2 for 2 clusters to hold 4 points, got 1"),
         ({"restarts": 0}, "restarts=0"),
         ({"iterations": 0}, "iterations=0"),
     ],

@@ -434,7 +434,7 @@ def test_presets_of_the_published_tables():
 
 
 def test_settings_that_cannot_be_used_are_refused():
-    with pytest.raises(ConfigError, match="embedding_dim=7: halved at 3 levels; use 8 or more"):
+    with pytest.raises(ConfigError, match="embedding_dim must be >= 8, as each of 3 levels halves it, got 7"):
         make(embedding_dim=7)
     with pytest.raises(ConfigError, match=r"smoothing must be <= 1, got 1\.5"):
         make(smoothing=1.5)

@@ -214,10 +214,10 @@ def test_presets_of_the_published_tables():
 @pytest.mark.parametrize(
     ("switches", "message"),
     [
-        ({"trunk_cache": "cache"}, "trunk_cache='cache': the prompts of SPTNet change the pixels"),
+        ({"trunk_cache": "cache"}, "trunk_cache='cache': the prompts of SPTNet change the trunk's input"),
         ({"warm_start": True}, "warm_start=True: SPTNet starts from a SimGCD run"),
-        ({"phase_batches": 47}, "phase_batches=47: an epoch has only 46 batches"),
-        ({"pad_width": 112}, "pad_width=112: nothing of an image of 224 pixels is left"),
+        ({"phase_batches": 47}, "phase_batches must be <= 46, the batches of an epoch, got 47"),
+        ({"pad_width": 112}, "pad_width must be < 112, half the image size, got 112"),
         ({"sptnet_eagc": "off"}, "sptnet_eagc must be one of init, on, got 'off'"),
     ],
 )
@@ -435,16 +435,16 @@ def test_starts_that_do_not_fit_are_refused_before_a_folder_is_made(data, starts
         ({"init": None}, ConfigError, "init=None: SPTNet starts from a trained SimGCD"),
         ({"init": str(tmp_path / "nowhere")}, CheckpointError, "nowhere does not exist"),
         ({"init": str(tmp_path)}, ConfigError, "is not a run folder"),
-        ({"init": str(half)}, ConfigError, "is not complete: resume that run first"),
+        ({"init": str(half)}, ConfigError, "is not a complete run: resume it first"),
         (
             {"init": str(tmp_path / "legogcd")},
             ConfigError,
-            r"is no start for this run: method\.qhat does not fit",
+            r"does not fit this run: method\.qhat does not fit",
         ),
         ({"init": str(tmp_path / "no_mlp")}, ConfigError, "mlp_head_layers is 0 there, 1 here"),
-        ({"init": str(tmp_path / "other_split")}, ConfigError, "is no start for this run: split_hash is"),
-        ({"init": starts["off"], "weights": None}, ConfigError, "is no start for this run: trunk is"),
-        ({"init": starts["on"]}, ConfigError, "was trained with EAGC, so this is no run without it"),
+        ({"init": str(tmp_path / "other_split")}, ConfigError, "does not fit this run: split_hash is"),
+        ({"init": starts["off"], "weights": None}, ConfigError, "does not fit this run: trunk is"),
+        ({"init": starts["on"]}, ConfigError, "was trained with EAGC, but this run has eagc=False"),
         (
             {"init": starts["off"], "eagc": True, "sptnet_eagc": "init"},
             ConfigError,

@@ -237,7 +237,7 @@ def test_measures_are_drawn_that_some_run_has(tmp_path):
     assert len({panels[title].get_ylim() for title in cosines}) == 1  # one scale: they are compared
     caption = page.captions[1]
     assert "rho_grad: " in caption
-    assert "cos: cosine of" in caption
+    assert "cos: cosine between" in caption
     cells = [dict(zip(page.tables[0][0], row)) for row in page.tables[0][1:]]
     assert [row["rho_in"] for row in cells] == ["-", "0.500"]
     assert "cos: all" not in cells[0]

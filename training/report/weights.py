@@ -230,8 +230,8 @@ def cls_attention(encoder: AnchoredEncoder, tokens: Tensor) -> Tensor:
     *middle, last = encoder.tail
     if not _is_plain(last):
         raise TypeError(
-            f"the last block must be timm's Block with plain Attention, got {type(last).__name__} with "
-            f"{type(last.attn).__name__}: q and k cannot be computed"
+            "the last block must be timm's Block with plain Attention, whose q and k are known; got "
+            f"{type(last).__name__}"
         )
     for block in middle:
         tokens = block(tokens)

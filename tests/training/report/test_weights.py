@@ -179,7 +179,7 @@ def test_the_spectrum_is_that_of_the_reference_features(page, runs):
         line = next(line for line in curves.lines if line.get_label() == f"PCA, K = {k}")
         heights = dict(zip(*line.get_data()))
         assert (heights[k], heights[k + 1]) == (1, 0)
-    assert "configuration B, seed 1, whose S was fitted with aperture 1.5" in caption
+    assert "configuration B, seed 1, which was fitted with aperture 1.5" in caption
 
 
 @pytest.mark.parametrize(

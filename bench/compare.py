@@ -1,8 +1,7 @@
-"""`eagc bench compare A.json B.json`: which measurements became slower, larger, wrong or lost from A to B.
+"""Find the measurements that became slower, larger, wrong or lost from one results file to the next.
 
-Rows of the two files are matched by their identity (IDENTITY). Times on a shared machine wander, so a change
-counts only beyond a threshold and, where quartiles are known, only if the quartiles of A and B do not
-overlap.
+Rows of the two files are matched by their identity (IDENTITY). Times on a shared machine fluctuate, so a
+change counts only beyond a threshold and, where quartiles are known, only if those of A and B do not overlap.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ IDENTITY = (
 )
 
 # Measurements by name, in groups that are judged alike.
-RATIOS = {  # to a different row of the same run: always judged
+RATIOS = {  # to a different row of the same results: always judged
     "speed_up",
     "ratio_to_baseline",
     "ratio_to_released",
@@ -40,7 +39,7 @@ RATIOS = {  # to a different row of the same run: always judged
     "kept_to_baseline",
     "kept_to_released",
 }
-ANYWHERE = {  # judged on every machine, except in rows of a baseline: it is not our code
+ANYWHERE = {  # judged on every machine, except in rows of a baseline, which is not our code
     "peak",
     "kept",
     "share_of_limit",
@@ -100,12 +99,11 @@ class Change(NamedTuple):
 def compare(a: dict[str, Any], b: dict[str, Any], threshold: float = 0.1) -> list[Change]:
     """Every measurement of two results of one benchmark with the same settings.
 
-    Modelled rows and rows of the paper are no measurements.
+    Modelled rows and rows of the paper are not measurements and are left out.
     """
     if a["benchmark"] != b["benchmark"]:
         raise ValueError(
-            f"one file holds {a['benchmark']!r}, the other {b['benchmark']!r}: "
-            "compare results of the same benchmark"
+            f"A holds {a['benchmark']!r}, but B {b['benchmark']!r}: compare results of the same benchmark"
         )
     differing = _differences(a.get("settings", {}), b.get("settings", {}))
     differing = [pair for pair in differing if pair[0] != "rounds"]  # more rounds only mean less noise
@@ -116,7 +114,7 @@ def compare(a: dict[str, Any], b: dict[str, Any], threshold: float = 0.1) -> lis
         )
     before, after = _rows(a), _rows(b)
     if not any(row["kind"] == "measured" and _measurements(row) for row in before.values()):
-        raise ValueError("the first file has no measured row: there is nothing to compare with")
+        raise ValueError("A has no measured row: there is nothing to compare B with")
     moved = bool(machine_differences(a, b))
     changes = []
     for key in before | after:
@@ -150,7 +148,7 @@ def _rows(results: dict[str, Any]) -> dict[tuple[str, str], dict[str, Any]]:
                 continue
             key = name, ", ".join(f"{part} {row[part]}" for part in IDENTITY if part in row)
             if key in by_key:
-                raise ValueError(f"two rows of {name!r} are both {key[1]!r}: they cannot be told apart")
+                raise ValueError(f"two rows of {name!r} have the same identity {key[1]!r}")
             by_key[key] = row
     return by_key
 
@@ -179,7 +177,7 @@ def _why_not_judged(measure: str, baseline: bool, moved: bool) -> str:
         return "not judged"
     if baseline and measure not in RATIOS:
         return "baseline"
-    return "other machine" if moved and measure in ON_ONE_MACHINE else ""
+    return "different machine" if moved and measure in ON_ONE_MACHINE else ""
 
 
 def _measurements(row: dict[str, Any]) -> dict[str, Spread]:
@@ -199,5 +197,5 @@ def _ratio(numerator: float, denominator: float) -> float:
 
 
 def _differences(a: dict[str, Any], b: dict[str, Any]) -> list[tuple[str, Any, Any]]:
-    pairs = [(name, a.get(name, "not given"), b.get(name, "not given")) for name in a | b]
+    pairs = [(name, a.get(name, "not set"), b.get(name, "not set")) for name in a | b]
     return [pair for pair in pairs if pair[1] != pair[2]]

@@ -1,8 +1,8 @@
-"""`eagc bench conceptor`: S and Ebar from features (N, D): time, error, symmetry, eigenvalues.
+"""`eagc bench conceptor`: the time and the quality of S and Ebar fitted to features (N, D).
 
-As released: R = Z^T Z / N, S = R inv(R + a^-2 I), then the mean energy of Z, all in fp32. Here:
-`Subspace.conceptor`, by default fp64 inside, with Cholesky for N >= D and Woodbury for N < D. A run computes
-it once.
+The released code computes R = Z^T Z / N, S = R inv(R + a^-2 I) and the mean energy ratio of Z, all in fp32.
+This package computes `Subspace.conceptor`, by default in fp64, with Cholesky for N >= D and Woodbury for
+N < D. A run does so once.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from eagc_ops.kernels import formulas
 DIMS = (384, 768, 1024, 4096)
 COUNTS = (400, 1500, 20000)
 APERTURES = (0.5, 1.0, 2.0, 4.0, 10.0, 30.0, 100.0)
-LARGE = 4096  # from here on an eigenvalue decomposition takes minutes on one core: three apertures must do
+LARGE = 4096  # from this D on, an eigendecomposition takes minutes on one core: only three apertures
 
 
 def released(features: Tensor, aperture: float) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def time_rows(features: Tensor, budget: float) -> list[dict[str, Any]]:
 
 
 def quality_rows(features: Tensor, apertures: tuple[float, ...]) -> list[dict[str, Any]]:
-    """Largest error of an element against fp64, asymmetry, and the eigenvalues, which must be in [0, 1]."""
+    """The largest error of an element against fp64, the asymmetry, and the extreme eigenvalues."""
     rows = []
     for aperture, exact in exact_conceptors(features, apertures):
         for name, way in WAYS.items():
@@ -114,7 +114,7 @@ def quality_rows(features: Tensor, apertures: tuple[float, ...]) -> list[dict[st
 def attempt(
     way: Callable[[Tensor, float], tuple[Tensor, Tensor]], features: Tensor, aperture: float
 ) -> Tensor | str:
-    """S, or the reason for a refusal: a fit in fp32 whose eigenvalues leave [0, 1] is refused."""
+    """S, or the error message if a fit in fp32 is refused because its eigenvalues leave [0, 1]."""
     try:
         return way(features, aperture)[0]
     except ValueError as error:

@@ -1,7 +1,7 @@
-"""For the suites: they need a pinned allocator, and they report page faults with every time.
+"""Fixtures of the suites, which need a pinned allocator and report page faults with every time.
 
-bench/measure.py has the reason. `eagc bench` restarts itself with the variables set; pytest cannot, so they
-are part of the command.
+bench/measure.py gives the reason. `eagc bench` restarts itself with the environment variables set; pytest
+cannot, so they are part of the command line.
 """
 
 from __future__ import annotations
@@ -65,4 +65,4 @@ def pytest_terminal_summary(terminalreporter) -> None:
     """pytest-benchmark's own table has no column for page faults."""
     for report in terminalreporter.getreports("passed"):
         for name, value in report.user_properties:
-            terminalreporter.write_line(f"{value:8.0f} {name} a call: {report.nodeid}")
+            terminalreporter.write_line(f"{value:8.0f} {name} per call: {report.nodeid}")

@@ -1,7 +1,7 @@
-"""Whole epochs from images to weights, loading included: with the trunk cache, without it, and as released.
+"""Times of whole epochs, loading included: with the trunk cache, without it, and as released.
 
-The reference model's epochs are measured too. On a CPU all of it is CPU time: the cached tokens come from
-memory (the system's page cache), and time spent waiting for a disk is not counted.
+The reference model's epochs are measured too. On a CPU all times are CPU time: the cached tokens come from
+memory (the system's page cache), and waiting for a disk does not count.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from eagc_ops.training.data.transforms import protocol_transforms
 from eagc_ops.training.data.trunk_cache import CachedViews, PixelViews, cache_bytes, trunk_cache
 from eagc_ops.training.models.reference_model import train_reference
 
-# Views per image in the cache: the fewest that a two-view method can use, so that the released way augments
-# no view in vain.
+# Views per image in the cache: the fewest that a two-view method can use, so that the released way makes no
+# view that is not used.
 VIEWS = 2
 
 
@@ -35,7 +35,7 @@ def synthetic_data(images: int, image_size: int = 224, known: int = 100, classes
     """Noise of 256 x 256 pixels in memory (nothing is decoded); half of the images are labelled."""
     random = np.random.RandomState(0)
     pixels = random.randint(0, 256, (images, 256, 256, 3), dtype=np.uint8)
-    targets = np.arange(images) % known  # below `known` they may be labelled
+    targets = np.arange(images) % known  # known classes only, so that any image may be labelled
     source, labels = Images(pixels, targets), np.arange(classes)
     positions = np.arange(images)
     parts = (
@@ -140,7 +140,7 @@ def reference_rows(setting: Setting, data: GCDData, rounds: int) -> list[dict[st
 
 
 def first_of(data: GCDData, images: int) -> GCDData:
-    """A smaller set: the first images of the labelled and of the unlabelled part, half of each."""
+    """A smaller data set of `images` images: half from the labelled part, half from the unlabelled part."""
 
     def cut(part: ImageSubset) -> ImageSubset:
         smaller = ImageSubset.__new__(ImageSubset)

@@ -1,6 +1,6 @@
-"""The figures of README.md and docs/, from the results files.
+"""Write the figures of README.md and docs/ from the results files.
 
-`python -m eagc_ops.bench.figures` writes them anew: it replaces the text between two markers of a page.
+`python -m eagc_ops.bench.figures` replaces the text between two markers of a page.
 
     <!-- results: NAME -->
     <!-- end -->
@@ -46,7 +46,7 @@ def pages(root: Path) -> list[Path]:
 
 
 def render(text: str, results: Path = RESULTS) -> str:
-    """The Markdown text with its marked sections written anew from the files in `results`."""
+    """The Markdown text with its marked sections rewritten from the files in `results`."""
 
     def section(match: re.Match[str]) -> str:
         name, old = match.groups()
@@ -86,25 +86,25 @@ def headline_section(results: Path) -> str:
             f"{times(fixed)}; with a running Ebar {times(running)}",
         ),
         (
-            "cost of EAGC, of the same step without it",
+            "cost of EAGC, as a share of the same step without it",
             f"{released['add_on_share'].median:.0%}",
             f"{ours['add_on_share'].median:.2%}",
             None,
         ),
         (
-            "time of a step with EAGC, to SimGCD as released",
+            "time of a step with EAGC, relative to SimGCD as released",
             f"{released['ratio_to_released'].median:.2f}",
             f"{ours['ratio_to_released'].median:.2f}",
             None,
         ),
         (
-            "peak memory of a step with EAGC, to SimGCD as released",
+            "peak memory of a step with EAGC, relative to SimGCD as released",
             f"{released['peak_to_released']:.2f}",
             f"{ours['peak_to_released']:.2f}",
             None,
         ),
         (
-            f"epoch of {cached['images_drawn']} images; here from a trunk cache that was built before",
+            f"epoch of {cached['images_drawn']} images; here with a trunk cache that was built beforehand",
             f"{epochs['as released']['seconds'].median:.3g} s",
             f"{cached['seconds'].median:.3g} s",
             times([cached]),
@@ -149,8 +149,8 @@ def overhead_section(results: Path) -> str:
     size = f"{settings['image_size']} pixels, {settings['rows']} rows (half of them labelled)"
     rounds = f"{settings['rounds']} of steps, {content['epochs'][0]['rounds']} of epochs"
     return _paragraphs(
-        f"{_measured_on(content)} {settings['backbone']}, {size}. "
-        f"Rounds: {rounds}, evaluation and reference model.",
+        f"{_measured_on(content)} {settings['backbone']}, {size}. Rounds: {rounds}, evaluation and "
+        "reference model.",
         tables.steps(steps),
         tables.memory(steps),
         _memory_remark(steps),
@@ -159,7 +159,7 @@ def overhead_section(results: Path) -> str:
         tables.epochs(content["epochs"]),
         tables.reference_model(content["reference"]),
         "The next table is the paper's own, from an A100 with ViT-B/16, whole batches and loading. Its "
-        "ratios can be compared with those above, its seconds cannot. An inversion at d = 1024 takes "
+        "ratios can be compared with those above, but not its seconds. An inversion at d = 1024 takes "
         f"{_INVERSION_1024_MS} ms there, in every epoch; here S is computed once.",
         tables.paper(content["paper"]),
     )
@@ -190,8 +190,8 @@ def _paragraphs(*parts: str | Table) -> str:
 def _measured_on(content: dict[str, Any], setting: str = "") -> str:
     how = "one thread, CPU time, allocator pinned, " if not content["machine"]["gpus"] else ""
     return (
-        f"Measured on {content['date']} on {_machine(content)}: {setting}{how}variants interleaved; "
-        "medians of ratios paired by round, quartiles in brackets."
+        f"Measured on {content['date']} on {_machine(content)}: {setting}{how}variants interleaved; medians "
+        "of ratios paired by round, quartiles in brackets."
     )
 
 
@@ -206,12 +206,12 @@ def _memory_remark(rows: list[dict[str, Any]]) -> str:
     ours, base = (next(row for row in rows if row["variant"] == name) for name in (OURS, OURS_BASELINE))
     more = tables.mebibytes(ours["memory"]["kept"] - base["memory"]["kept"])
     return (
-        "*Kept* is parameters, optimizer state and the tensors that forward saves for backward. "
-        "*Peak* is the most that is alive at once, gradients included, as a CUDA allocator counts it. "
-        f"In the last row, EAGC takes {ours['peak_to_baseline']:.3f} of its baseline's peak and "
-        f"{ours['kept_to_baseline']:.3f} of its kept memory: {more} MiB beside "
-        f"{tables.mebibytes(base['memory']['kept'])}. Nearly all of it is the frozen block and S, which "
-        "every exact reference needs. The share falls as the batch grows."
+        "*Kept* memory holds parameters, optimizer state and the tensors that forward saves for backward. "
+        "*Peak* is the most that is alive at once, gradients included, as a CUDA allocator counts it. In the "
+        f"last row, the step with EAGC has {ours['peak_to_baseline']:.3f} times its baseline's peak and "
+        f"{ours['kept_to_baseline']:.3f} times its kept memory: {more} MiB more than "
+        f"{tables.mebibytes(base['memory']['kept'])} MiB. Nearly all of the difference is the frozen block "
+        "and S, which every exact reference model needs. The share falls as the batch grows."
     )
 
 

@@ -15,7 +15,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from eagc_ops.bench.measure import Timing
 
-# Seconds between two events. Replays are repeated until they fill it, since events resolve about a
+# The least seconds between two events: replays are repeated to fill them, because events resolve about a
 # microsecond.
 SHORTEST = 2e-3
 
@@ -35,9 +35,8 @@ def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
     try:
         with torch.cuda.graph(graph):
             run()
-    except (
-        RuntimeError
-    ):  # it waits for the device, or a library refuses to be captured; eager calls are still timed
+    except RuntimeError:
+        # The call waits for the device, or a library refuses to be captured; eager calls are still timed.
         return None
     return graph
 

@@ -1,8 +1,8 @@
-"""The coordinator as the released code formulates it: a tensor hook on z, energies and products of all rows.
+"""EAGC as the released code formulates it: a tensor hook on z, with energies and products of all rows.
 
-It is the baseline of the benchmarks, written anew from a description. It keeps every cost of the released
-code: both products over all rows, the mask as a float factor, and the values that are read back to the host
-in every step.
+It is the baseline of the benchmarks, written from a description of that code. It keeps every cost: both
+products over all rows, the mask as a float factor, and the values that are read back to the host in every
+step.
 """
 
 from __future__ import annotations

@@ -34,13 +34,16 @@ class Workload:
 
     @property
     def inputs(self) -> Inputs:
-        """What a kernel gets besides g, without a graph."""
+        """The inputs of a kernel besides g, without a graph."""
         return Inputs(self.z.detach(), self.z_ref, self.mask, self.subspace.matrix, self.subspace.energy_ref)
 
 
 @dataclass(frozen=True)
 class Error:
-    """Relative to the exact result, and to the exact correction (labelled or unlabelled rows, the worse)."""
+    """The error relative to the exact result, and to the exact correction.
+
+    Labelled and unlabelled rows have corrections of their own; the worse error of the two counts.
+    """
 
     result: float
     correction: float
@@ -84,9 +87,9 @@ def coordinated(g: Tensor, inputs: Inputs) -> Tensor:
 
 
 def error(workload: Workload, gradient: Tensor, *, running: bool) -> Error:
-    """The error of `gradient` (rows, D).
+    """The error of `gradient` (rows, D) against fp64.
 
-    `running`: the energy reference is updated from the labelled rows first, as released.
+    With `running`, the energy reference is first updated from the labelled rows, as in the released code.
     """
     g, inputs = workload.g.cpu().double(), workload.inputs.on(torch.device("cpu")).widened(torch.float64)
     mask = inputs.mask

@@ -36,7 +36,8 @@ class Spread:
 
     @classmethod
     def of(cls, values: list[float]) -> Spread:
-        """
+        """The spread of one or more values.
+
         >>> Spread.of([1.0, 2.0, 3.0])
         Spread(median=2.0, low=1.5, high=2.5)
         """
@@ -70,7 +71,7 @@ class Timing:
 
 
 def pin_process() -> None:
-    """Restart this command with a pinned allocator and one thread: a running process cannot set them."""
+    """Restart this command with a pinned allocator and one thread, which a running process cannot set."""
     torch.set_num_threads(1)
     if any(os.environ.get(name) != value for name, value in PINNED.items()):
         sys.stdout.flush()
@@ -131,5 +132,5 @@ def rounds_within(
 
 
 def ratio(numerator: Timing, denominator: Timing) -> Spread:
-    """numerator / denominator, paired by round: a disturbance of the machine hits both sides of a round."""
+    """numerator / denominator, paired by round, because a disturbance affects both timings of a round."""
     return Spread.of([a / b for a, b in zip(numerator.seconds, denominator.seconds)])

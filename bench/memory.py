@@ -1,7 +1,7 @@
-"""Memory of a training step, measured by the tensors themselves.
+"""Memory of a training step, counted from the storages of its tensors.
 
-A CPU allocator keeps no count, so storages are counted instead: a view keeps its whole storage alive, and two
-tensors on one storage count once. On a GPU the CUDA allocator's peak is used instead (`steps.Step.memory`).
+A CPU allocator keeps no count. A view keeps its whole storage alive, and two tensors on one storage count
+once. On a GPU, `steps.Step.memory` takes the peak from the CUDA allocator instead.
 """
 
 from __future__ import annotations
@@ -21,8 +21,7 @@ from torch.utils._pytree import tree_leaves
 class Memory:
     """Bytes of one step.
 
-    `saved` is kept by forward for backward. `peak` is the most that was alive at once; the batch is not
-    counted.
+    `saved` is kept by forward for backward. `peak` is the most that was alive at once, without the batch.
     """
 
     parameters: int

@@ -20,17 +20,17 @@ from eagc_ops.subspace import solve_conceptor
 ROWS = (256, 1024, 4096)
 ROUNDS = {256: 151, 1024: 41, 4096: 15}
 DIMS = (768, 1024)
-_FORMS = {
+_FORMS = {  # variant -> its name in results files
     "fixed": "energy reference given",
     "running": "running energy reference",
-}  # as results files name them
+}
 
 
 def variants(workload: Workload) -> dict[str, Callable[[], Tensor]]:
-    """The forward call, then the way from the gradient at its output to the gradient at z.
+    """Calls to time: the forward call, then backward from the gradient at its output to the gradient at z.
 
-    `fixed` and `running` are the two forms of the energy reference. `limit` is one product of the unlabelled
-    rows of z and g.
+    `fixed` and `running` are the two forms of the energy reference. `limit` is only the product of the
+    unlabelled rows of z and g with S.
     """
     fixed_eagc = EAGC(workload.subspace)
     running_eagc = EAGC(workload.subspace, energy_momentum=MOMENTUM)
@@ -57,7 +57,7 @@ def variants(workload: Workload) -> dict[str, Callable[[], Tensor]]:
 
 
 def check(workload: Workload, runs: dict[str, Callable[[], Tensor]]) -> dict[str, float]:
-    """Relative errors against fp64; a variant that is wrong is not worth timing and raises a RuntimeError."""
+    """Relative errors against fp64; raises a RuntimeError if a variant is wrong, and so not worth timing."""
     errors = {}
     for name in ("hooks", "fixed", "running"):
         error_of_run = error(workload, runs[name](), running=name != "fixed")
@@ -106,9 +106,8 @@ def solve_rows(rounds: int = 21) -> list[dict[str, Any]]:
         features = make_features(1500, dim, torch.Generator().manual_seed(0)).double()
         wide = features.T @ features / len(features)
         narrow = wide.float()
-        values, vectors = torch.linalg.eigh(
-            wide
-        )  # an independent oracle: the soft threshold on the eigenvalues
+        # An independent oracle: the soft threshold on the eigenvalues.
+        values, vectors = torch.linalg.eigh(wide)
         exact = (vectors * (values / (values + APERTURE**-2))) @ vectors.T
         identity = torch.eye(dim)
         runs = {

@@ -97,7 +97,7 @@ def _modelled_panel(axis: Axes, name: str, rows: Rows) -> None:
         if not own:
             continue
         x, y = [r["flop_per_byte"] for r in own], [r["gflop_per_s"] for r in own]
-        # However uncertain the model is, no kernel gets past the roof.
+        # However uncertain the model is, no kernel can exceed the roof.
         roof = [min(device.peak[dtype], device.memory * value) / 1e9 for value in x]
         below = [value - value / UNCERTAINTY for value in y]
         above = [min(value * UNCERTAINTY, limit) - value for value, limit in zip(y, roof)]

@@ -17,7 +17,7 @@ _SPREAD = {field.name for field in fields(Spread)}
 
 
 def save(path: Path, name: str, content: dict[str, Any]) -> None:
-    """Write the results of benchmark `name`; the folder is made if it does not exist."""
+    """Write the results of benchmark `name`; create the folder if it does not exist."""
     record = {"benchmark": name, "date": datetime.date.today().isoformat(), **describe(), **content}
     path.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(path, json.dumps(record, indent=1, default=asdict) + "\n")
@@ -28,10 +28,10 @@ def load(path: Path) -> dict[str, Any]:
     try:
         record = json.loads(path.read_text(), object_hook=_with_spreads)
     except (OSError, ValueError) as error:
-        raise ValueError(f"{path} is no results file: {error}") from error
+        raise ValueError(f"{path} is not a results file of `eagc bench`: {error}") from error
     missing = [key for key in HEADER if key not in record] if isinstance(record, dict) else HEADER
     if missing:
-        raise ValueError(f"{path} is no results file of `eagc bench`: it lacks {', '.join(missing)}")
+        raise ValueError(f"{path} is not a results file of `eagc bench`: it has no {', '.join(missing)}")
     return record
 
 

@@ -1,4 +1,4 @@
-"""`eagc bench roofline`: where the operator stands between arithmetic and memory.
+"""`eagc bench roofline`: whether arithmetic or memory bounds the operator.
 
 There are two kinds of points, which are never mixed: measured points of this device, with roofs measured on
 it; and modelled points of GPUs that are absent, from compiled resources (`kernels/aot.py`) and the vendors'
@@ -17,24 +17,24 @@ from eagc_ops.bench.work import nominal_work
 
 LAUNCH = 3e-6  # seconds before a kernel starts
 ARRIVAL = 1.5e-6  # seconds for the last block of a row block to see the others' stores
-CACHE_LINE = 64  # bytes per clock from L2 into one SM
+L2_WIDTH = 64  # bytes per clock from L2 into one SM
 # A guess: the share of the peak that the inner loop reaches, by rows of a block. Short blocks repeat their
 # loads of S more often.
 EFFICIENCY = {16: 0.25, 32: 0.40, 64: 0.55, 128: 0.65}
-FILLED = 8  # warps that keep an SM busy: two for each of its four schedulers
+BUSY_WARPS = 8  # warps that keep an SM busy: two for each of its four schedulers
 UNCERTAINTY = 2.0  # factor either way
 
 ASSUMPTIONS = (
     "Modelled, not measured: no kernel here has been timed on a GPU.",
     "time = launch + max(arithmetic, L2 per SM, L2 in all, memory) + epilogue",
-    f"launch {LAUNCH * 1e6:.0f} us; epilogue: {ARRIVAL * 1e6:.1f} us, "
-    "then the last block reads g S and writes the rows",
+    f"launch {LAUNCH * 1e6:.0f} us; epilogue: {ARRIVAL * 1e6:.1f} us, then the last block reads g S and "
+    "writes the rows",
     "arithmetic: data-sheet peak x "
     + ", ".join(f"{share:.2f} ({rows} rows)" for rows, share in EFFICIENCY.items())
     + " of a block",
-    f"L2: {CACHE_LINE} B per clock and SM; in all 4.7 (A100), 2.0 (3090), 5.5 (H100), 17.2 TB/s (MI300X)",
-    f"the busiest SM decides; with fewer than {FILLED} resident warps (compiled registers and shared memory) "
-    "its arithmetic is slower in proportion; the latency of the inner loop is left out",
+    f"L2: {L2_WIDTH} B per clock and SM; in all 4.7 (A100), 2.0 (3090), 5.5 (H100), 17.2 TB/s (MI300X)",
+    f"the busiest SM decides; with fewer than {BUSY_WARPS} resident warps (compiled registers and shared "
+    "memory) its arithmetic is slower in proportion; the latency of the inner loop is left out",
     f"half the rows labelled; good for ranking, uncertain by a factor of {UNCERTAINTY:.0f} either way (bars)",
 )
 
@@ -96,16 +96,16 @@ def model(name: str, compiled: dict[str, Any]) -> dict[str, Any]:
     # Blocks on one SM share its arithmetic and its path to L2, so the total number of blocks on the busiest
     # SM counts. The number that is resident at once decides whether their loads are hidden.
     turns = -(-blocks // device.units)
-    filled = min(1.0, min(compiled["blocks_per_sm"], turns) * compiled["warps"] / FILLED)
+    filled = min(1.0, min(compiled["blocks_per_sm"], turns) * compiled["warps"] / BUSY_WARPS)
     flops = 4 * block_m * block_n * dim
     loaded = itemsize * dim * (block_n + 2 * block_m)
     terms = {
         "arithmetic": turns * flops / (device.peak[dtype] / device.units * EFFICIENCY[block_m] * filled),
-        "l2_per_sm": turns * loaded / (CACHE_LINE * device.clock),
+        "l2_per_sm": turns * loaded / (L2_WIDTH * device.clock),
         "l2": blocks * loaded / device.cache,
         "memory": work.bytes / device.memory,
     }
-    epilogue = ARRIVAL + block_m * dim * (4 + 2 * itemsize) / (CACHE_LINE * device.clock)
+    epilogue = ARRIVAL + block_m * dim * (4 + 2 * itemsize) / (L2_WIDTH * device.clock)
     seconds = LAUNCH + max(terms.values()) + epilogue
     bound_by = "launch and epilogue"
     if max(terms.values()) > LAUNCH + epilogue:

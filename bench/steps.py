@@ -1,11 +1,11 @@
-"""SimGCD training steps with the same weights and the same batch, as released and as here.
+"""SimGCD training steps of the released code and of this package, with the same weights and batch.
 
-They differ only in the way z_ref is made:
+The variants are:
 
-released            two full ViTs, the coordinator as hooks (bench/hooks.py)
-shared trunk        AnchoredEncoder: the frozen trunk once, the tail twice
-labelled rows       the reference tail on labelled rows only
-CLS-only            the last block for the CLS token only, in student and reference
+released            two full ViTs, with EAGC as hooks (bench/hooks.py)
+shared trunk        AnchoredEncoder runs the frozen trunk once and the tail twice
+labelled rows       the reference tail runs on labelled rows only
+CLS-only            the last block computes the CLS token only, in student and reference
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ RELEASED, RELEASED_EAGC, OURS_BASELINE, OURS = (VARIANTS[i].name for i in (0, 1,
 
 @dataclass(frozen=True)
 class Setting:
-    """The things that variants share. `vit` and `reference` are never trained: variants work on copies."""
+    """The inputs that variants share. `vit` and `reference` are never trained: variants work on copies."""
 
     vit: nn.Module
     reference: nn.Module  # the same trunk, a different tail
@@ -79,23 +79,23 @@ def make_setting(
     known: int = 100,
     classes: int = 200,
 ) -> Setting:
-    """Random weights (times do not depend on them), by default CUB's classes; half the images are labelled.
+    """A setting with random weights (times do not depend on them); half the images are labelled.
 
-    `images` is (rows, C, H, W), all first views before all second views; None stands for noise.
+    `images` is (rows, C, H, W), all first views before all second views; None stands for noise. The default
+    numbers of classes are those of CUB.
     """
     if rows < 4 or rows % 4:
         raise ValueError(
-            f"rows must be a positive multiple of 4, got {rows}: "
-            "there are two views of every image, and half the images are labelled"
+            f"rows must be a positive multiple of 4, got {rows}: every image has two views, and half the "
+            "images are labelled"
         )
     device = torch.device(device)
     generator = torch.Generator().manual_seed(0)
     vit = load_backbone(backbone, image_size=image_size, channels=channels)
     with torch.no_grad():
         for parameter in vit.parameters():
-            if (
-                parameter.ndim > 1
-            ):  # a ViT's usual random start makes all images alike; with these weights they differ
+            # A ViT's usual random start gives all images nearly the same feature; these weights do not.
+            if parameter.ndim > 1:
                 parameter.normal_(std=0.05, generator=generator)
         reference = copy.deepcopy(vit)
         for parameter in reference.blocks[-1].parameters():
@@ -120,7 +120,7 @@ class Step:
         vit = copy.deepcopy(setting.vit)
         dtype = next(vit.parameters()).dtype
         with_eagc = variant.baseline is not None
-        # The learning rate changes almost nothing: a hundred rounds must not end in NaN.
+        # The learning rate is tiny, so that a hundred rounds on one batch do not end in NaN.
         config = resolve("simgcd", "cub", "paper", backbone_lr=1e-6, head_lr=1e-6)
         problem = Problem(
             dim=vit.embed_dim,
@@ -197,13 +197,13 @@ class Step:
         return classes
 
     def memory(self) -> Memory:
-        """The memory of one step that finds the optimizer's state in place."""
+        """The memory of one step after the optimizer has made its state."""
         for group in self.optimizer.param_groups:  # a step with zero gradients makes the state
             for parameter in group["params"]:
                 parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self()  # the first step makes the copies of S that the operator works with; all others find them
+        self()  # the first step makes the operator's copies of S, which all later steps use
         copies = copies_of(self.model.eagc.matrix) if getattr(self.model, "eagc", None) else []
         model = [*resident(self.model), *copies]
         device, state = self.setting.device, optimizer_state(self.optimizer)
@@ -222,7 +222,7 @@ class Step:
 
 
 class ReleasedStudent(nn.Module):
-    """The released way: a whole ViT for z with `norm(x)[:, 0]`, a second one for z_ref, and hooks."""
+    """The released model: a whole ViT for z with `norm(x)[:, 0]`, a second one for z_ref, and hooks."""
 
     def __init__(
         self, vit: nn.Module, method: nn.Module, reference: nn.Module | None, coordinator: HookCoordinator

@@ -1,7 +1,7 @@
 """pytest-benchmark suite of semi-supervised k-means: `make suites`.
 
 The size is that of CUB: 6,000 features of 768 dimensions, 200 clusters, a quarter of the points fixed. Times
-are wall time with all cores of the machine, as in the training loop; the other suites have one thread.
+are wall time with all cores of the machine, as in the training loop; the other suites use one thread.
 """
 
 import os

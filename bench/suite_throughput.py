@@ -1,7 +1,7 @@
 """pytest-benchmark suite of the contenders: `make suites`.
 
-Absolute times of one contender after the other. `eagc bench throughput` interleaves them and gives ratios,
-rates and errors.
+It times one contender after the other. `eagc bench throughput` interleaves them and gives ratios, rates and
+errors.
 """
 
 import pytest

@@ -1,4 +1,4 @@
-"""The rows of results as tables for reading."""
+"""Results as tables: a function for each kind of row."""
 
 from __future__ import annotations
 
@@ -31,12 +31,13 @@ def operator(rows: Rows) -> Table:
         [
             {
                 "rows": r["rows"],
-                "Ebar": r["form"].replace("energy reference", "").strip(),
+                "Ebar": _ebar(r["form"]),
                 "released hooks, ms": _milliseconds(r["hooks_seconds"]),
                 "here, ms": _milliseconds(r["seconds"]),
                 "speed-up": r["speed_up"],
                 "products of the unlabelled rows alone, ms": _milliseconds(r["limit_seconds"]),
-                "page faults a call, hooks / here": f"{r['hooks_page_faults']:.0f} / {r['page_faults']:.0f}",
+                "page faults per call, hooks": f"{r['hooks_page_faults']:.0f}",
+                "page faults per call, here": f"{r['page_faults']:.0f}",
                 "error against fp64": f"{r['error']:.1e}",
             }
             for r in rows
@@ -63,7 +64,7 @@ def solve(rows: Rows) -> Table:
 
 
 def throughput(rows: Rows) -> Table:
-    """One line per row; the columns of a GPU are there if one was measured."""
+    """One line per row, with the columns of a GPU if one was measured."""
     on_a_gpu = any(r.get("host_seconds") for r in rows)
     columns = dict.fromkeys(
         (
@@ -81,7 +82,8 @@ def throughput(rows: Rows) -> Table:
     )
     lines = []
     for r in rows:
-        identity = {name: r[name] for name in ("rows", "D", "dtype", "contender", "Ebar")}
+        identity = {name: r[name] for name in ("rows", "D", "dtype", "contender")}
+        identity["Ebar"] = _ebar(r["Ebar"])
         if r["kind"] == "not timed":
             lines.append({**identity, **columns, "error": f"NOT TIMED: {r['reason']}"})
             continue
@@ -156,16 +158,40 @@ def aot(results: list[tuple[Case, Resources]]) -> Table:
 # The overhead -----------------------------------------------------------------------------------------------
 
 
+def overhead(results: dict[str, Any]) -> list[Table]:
+    """All tables of `eagc bench overhead` that have rows; there are bars for one setting only."""
+    tables = [
+        steps(results["steps"]),
+        memory(results["steps"]),
+        evaluation(results["evaluation"]),
+        reference_model(results["reference"]),
+        epochs(results["epochs"]),
+        solve(results["conceptor"]),
+        bars(results["bars"]),
+        paper(results["paper"]),
+    ]
+    return [table for table in tables if table.rows]
+
+
+def overhead_note(results: dict[str, Any]) -> str:
+    """The settings of `eagc bench overhead`, to stand above its tables."""
+    settings = results["settings"]
+    return (
+        f"SimGCD with {settings['backbone']} at {settings['image_size']} pixels, {settings['rows']} rows; "
+        f"medians (of {settings['rounds']} rounds for steps), quartiles in brackets"
+    )
+
+
 def steps(rows: Rows) -> Table:
     return Table.of(
         [
             {
                 "step": r["variant"],
                 "s": _seconds(r["step_seconds"]),
-                "to matching baseline": r["ratio_to_baseline"] if r["baseline"] else None,
-                "to SimGCD as released": r["ratio_to_released"],
+                "ratio to matching baseline": r["ratio_to_baseline"] if r["baseline"] else None,
+                "ratio to SimGCD as released": r["ratio_to_released"],
                 "EAGC alone, s": _seconds(r["add_on_seconds"]) if r["baseline"] else None,
-                "of the baseline's step": _percent(r["add_on_share"]) if r["baseline"] else None,
+                "share of the baseline's step": _percent(r["add_on_share"]) if r["baseline"] else None,
             }
             for r in rows
         ]
@@ -179,11 +205,11 @@ def memory(rows: Rows) -> Table:
             {
                 "memory, MiB": r["variant"],
                 **{part: mebibytes(r["memory"][part]) for part in ("parameters", "optimizer", "saved")},
-                "kept: to baseline": f"{r['kept_to_baseline']:.3f}" if r["baseline"] else None,
-                "kept: to released": f"{r['kept_to_released']:.3f}",
+                "kept, ratio to baseline": f"{r['kept_to_baseline']:.3f}" if r["baseline"] else None,
+                "kept, ratio to released": f"{r['kept_to_released']:.3f}",
                 "peak": mebibytes(r["memory"]["peak"]),
-                "peak: to baseline": f"{r['peak_to_baseline']:.3f}" if r["baseline"] else None,
-                "peak: to released": f"{r['peak_to_released']:.3f}",
+                "peak, ratio to baseline": f"{r['peak_to_baseline']:.3f}" if r["baseline"] else None,
+                "peak, ratio to released": f"{r['peak_to_released']:.3f}",
             }
             for r in rows
         ]
@@ -284,7 +310,7 @@ def conceptor_times(rows: Rows) -> Table:
 
 
 def conceptor_quality(rows: Rows) -> Table:
-    """One line per size and way, with the worst value over the apertures and the refused apertures."""
+    """One line per size and way, with the worst values over the apertures, and the refused apertures."""
     groups: dict[tuple[int, int, str], Rows] = {}
     for row in rows:
         groups.setdefault((row["D"], row["N"], row["way"]), []).append(row)
@@ -292,7 +318,7 @@ def conceptor_quality(rows: Rows) -> Table:
     for (dim, count, way), group in groups.items():
         measured = [row for row in group if row["kind"] == "measured"]
         refused = [row for row in group if row["kind"] == "refused"]
-        at_two = [f"{row['largest_error']:.1e}" for row in measured if row["aperture"] == APERTURE]
+        at_default = [f"{row['largest_error']:.1e}" for row in measured if row["aperture"] == APERTURE]
         smallest = min(row["smallest_eigenvalue"] for row in measured)
         largest = max(row["largest_eigenvalue"] for row in measured)
         lines.append(
@@ -302,7 +328,7 @@ def conceptor_quality(rows: Rows) -> Table:
                 "way": way,
                 "apertures": ", ".join(f"{row['aperture']:g}" for row in group),
                 "refused at": ", ".join(f"{row['aperture']:g}" for row in refused) or None,
-                "largest error, aperture 2": at_two[0] if at_two else None,
+                "largest error, aperture 2": at_default[0] if at_default else None,
                 "worst error": f"{max(row['largest_error'] for row in measured):.1e}",
                 "worst asymmetry": f"{max(row['asymmetry'] for row in measured):.1e}",
                 "eigenvalues": f"{smallest:.1e} to 1{largest - 1:+.1e}",
@@ -343,6 +369,11 @@ def changes(compared: list[Change]) -> Table:
 
 def mebibytes(count: int) -> str:
     return f"{count / _MIB:.1f}"
+
+
+def _ebar(form: str) -> str:
+    """The form of the energy reference; results files call a fixed one "given"."""
+    return "running" if "running" in form else "fixed"
 
 
 def _milliseconds(spread: Spread, digits: int = 2) -> str:

@@ -1,7 +1,4 @@
-"""`eagc bench throughput`: rows x D x dtype, one row of results per contender.
-
-A contender that is wrong is not timed.
-"""
+"""`eagc bench throughput`: contenders over rows x D x dtype. A contender that is wrong is not timed."""
 
 from __future__ import annotations
 
@@ -37,8 +34,9 @@ class Shape(NamedTuple):
 class Contender:
     """`run()` makes the forward call and goes from the gradient at its output to the gradient at z.
 
-    `running`: the energy reference is updated from the batch first (as released); otherwise it is fixed (as
-    in the paper). `on_a_gpu` replaces `run` where host syncs are counted, if a GPU would run something else.
+    With `running`, the energy reference is updated from the batch first (the released code); otherwise it is
+    fixed (the paper). `on_a_gpu` replaces `run` when host syncs are counted, if a GPU would run different
+    code.
     """
 
     name: str
@@ -56,8 +54,8 @@ def shapes(
 ) -> list[Shape]:
     """The shapes to measure. `rows`, `dims` and `dtypes` replace that side of the default sweep.
 
-    By default a CPU gets one 16-bit shape: without 16-bit products its torch is far slower there than in
-    fp32.
+    By default a CPU gets one 16-bit shape, because torch is far slower there than in fp32 if the CPU has no
+    16-bit products.
     """
     chosen = _gpu_sweep(quick) if device.type == "cuda" else _cpu_sweep(quick)
     for column, values in enumerate((rows, dims, dtypes)):
@@ -80,14 +78,14 @@ def _cpu_sweep(quick: bool) -> list[Shape]:
 
 
 def throughput_rows(chosen: list[Shape], device: torch.device, budget: float) -> list[dict[str, Any]]:
-    """Measured rows; `budget` is seconds per shape."""
+    """The rows of results of all shapes; `budget` is the seconds of timing per shape."""
     return [row for shape in chosen for row in measure(shape, contenders, device, budget)]
 
 
 def measure(
     shape: Shape, make: Callable[[Workload], list[Contender]], device: torch.device, budget: float
 ) -> list[dict[str, Any]]:
-    """First the gate, then the clock: contenders that agree with fp64 are timed together."""
+    """Check all contenders against fp64, then time those that agree, interleaved."""
     workload = make_workload(shape.rows, shape.dim, dtype=DTYPES[shape.dtype], device=device)
     passed: dict[Contender, Error] = {}
     failed: dict[Contender, str] = {}
@@ -121,10 +119,10 @@ def measure(
 
 
 class _Timings(NamedTuple):
-    """By contender: eager calls. On a GPU also graph replays, of calls that do not wait, and the host."""
+    """Timings and host syncs by contender; a CPU has eager calls only."""
 
     eager: dict[str, Timing]
-    graph: dict[str, Timing]
+    graph: dict[str, Timing]  # replays, of calls that do not wait for the device
     host: dict[str, Timing]
     syncs: dict[str, int]
 
@@ -150,7 +148,7 @@ def _row(
     timings: _Timings,
     device: torch.device,
 ) -> dict[str, Any]:
-    """Rates are nominal work per second: of the device if a graph was replayed, else of the whole call."""
+    """A measured row. Rates are nominal work per second of a graph replay, or else of an eager call."""
     name, running = contender.name, contender.running
     labelled = int(workload.mask.sum())
     unlabelled = shape.rows - labelled
@@ -223,8 +221,7 @@ def contenders(workload: Workload) -> list[Contender]:
     for impl in ("torch", "triton") if triton else ("torch",):
         for running in (False, True):
             name = f"ours, {impl}, running Ebar" if running else f"ours, {impl}"
-            # The CPU path reads values, which costs nothing there; on a GPU the torch path is a different
-            # one.
+            # The CPU path reads values, which costs nothing there; on a GPU impl="torch" runs different code.
             on_a_gpu = None if z.is_cuda else lambda running=running: torch_path_on_a_gpu(workload, running)
             listed.append(Contender(name, running, ours(impl, running), on_a_gpu))
     return listed
@@ -266,7 +263,7 @@ def _limit_name(running: bool) -> str:
 
 
 def torch_path_on_a_gpu(workload: Workload, running: bool) -> None:
-    """Issue the operations of impl="torch" on a GPU, on tensors without values: reading one would raise."""
+    """Issue the operations of impl="torch" on a GPU, on fake tensors: reading a value would raise."""
     execution = Execution("torch")
     real = (workload.g, *(x for x in workload.inputs if x is not None))
     with FakeTensorMode():

@@ -13,7 +13,7 @@ from eagc_ops.library import BODIES
 
 
 class Work(NamedTuple):
-    """Nominal work: the formulas decide it, not the implementation, so a higher rate is a shorter time.
+    """Nominal work: that of the formulas, the same for every implementation, so rates compare times.
 
     An implementation may do less (the CPU path reads one triangle of S and skips rows with tau = 0), and its
     rate may then exceed the roof.
@@ -53,7 +53,7 @@ class Issued(NamedTuple):
 
 
 def count(run: Callable[[], object]) -> Issued:
-    """Run once and count. Triton launches are no aten operations: `gpu.launches` counts them on a GPU."""
+    """Run once and count. Triton launches are not aten operations: `gpu.launches` counts them on a GPU."""
     with _Counter() as counter:
         run()
     return Issued(counter.ops, counter.syncs)

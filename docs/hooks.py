@@ -1,8 +1,8 @@
-"""Hooks of the site: pages and pictures that live elsewhere in the repository.
+"""MkDocs hooks, which add pages and pictures from elsewhere in the repository to the site.
 
-The Markdown files link to them by their place in the repository, so that the links also work where the
-files are read without being built. On the site a picture lies under pictures/, each of the files of PAGES
-is a page, and examples.md shows every script of examples/.
+The Markdown files link to them by their path in the repository, so that the links also work without a build.
+On the site, a picture is in pictures/, each file of PAGES is a page, and examples.md shows every script of
+examples/.
 """
 
 import re
@@ -13,7 +13,7 @@ from mkdocs.structure.files import File
 ROOT = Path(__file__).resolve().parents[1]
 PICTURES = (".github/operator.svg", "bench/results/roofline.svg", "bench/results/overhead.svg")
 PAGES = {"CONTRIBUTING.md": "contributing.md", "CHANGELOG.md": "changelog.md"}
-PLACES = {  # in the repository, seen from docs/ -> on the site
+PLACES = {  # path in the repository, relative to docs/ -> path on the site
     **{f"../{path}": f"pictures/{Path(path).name}" for path in PICTURES},
     **{f"../{path}": page for path, page in PAGES.items()},
     "../examples": "examples.md",
@@ -33,7 +33,7 @@ def on_files(files, config):
 def on_page_markdown(markdown, **_):
     for place, target in PLACES.items():
         markdown = markdown.replace(f"]({place})", f"]({target})")
-    return re.sub(r"\]\(docs/([a-z_]+\.md)", r"](\1", markdown)  # links of the pages from the root
+    return re.sub(r"\]\(docs/([a-z_]+\.md)", r"](\1", markdown)  # links in the pages from the root
 
 
 def _examples() -> str:

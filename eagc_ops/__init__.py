@@ -11,8 +11,8 @@ except ImportError as error:
         raise
     raise ImportError(
         "eagc_ops was found without its sub-packages: Python started in the root of a clone sees ./eagc_ops "
-        "before the installed "
-        "package. Install the clone with `pip install -e .`, or start Python in a different folder."
+        "before the installed package. Install the clone with `pip install -e .`, or start Python in a "
+        "different folder."
     ) from error
 
 from eagc_ops import diagnostics

@@ -1,7 +1,7 @@
-"""The differentiable call behind `eagc_op` and `EAGC`: the identity forward, the coordinated gradient
-backward.
+"""The autograd function behind `eagc_op` and `EAGC`.
 
-Forward is a view. Backward is one opaque op of `library`, so that torch.compile keeps the call in one graph.
+Forward returns a view of z. Backward coordinates the gradient in one opaque op of `library`, so that
+torch.compile keeps the call in one graph.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def coordinate(
     loss_scale: Tensor | float | None = None,
     return_token: bool = False,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """z, or (z, token), for inputs that have passed `validation`; rows may have several dimensions."""
+    """z, or (z, token), for inputs that have passed `validation`; z may have several leading dimensions."""
     if isinstance(loss_scale, Tensor):
         inputs = inputs._replace(scale=loss_scale.detach())
     elif loss_scale is not None:
@@ -47,8 +47,7 @@ class _Coordinate(torch.autograd.Function):
         if ctx.return_token and grad_token is None:
             raise RuntimeError(
                 "the scale token reached no loss, so the anchor's scale is unknown: add it (loss = loss + "
-                "token), or pass "
-                "loss_scale instead"
+                "token), or pass loss_scale instead"
             )
         z, z_ref, mask = ctx.saved_tensors
         if grad_z is None:
@@ -63,15 +62,15 @@ class _Coordinate(torch.autograd.Function):
             else:
                 rows = grad_z.reshape(-1, z.shape[-1])
                 out = library.coordinate(rows, as_rows(inputs), ctx.settings, ctx.execution).view(z.shape)
-        if torch.is_grad_enabled():  # create_graph=True: a second derivative must not be wrong in silence
+        if torch.is_grad_enabled():  # create_graph=True: a second derivative must not be silently wrong
             out = _NoSecondDerivative.apply(out, grad_z, z)
         return out, None, None, None, None
 
 
 class _TransformedCoordinate(_Coordinate):
-    """The same for torch.func transforms, which need forward and context apart.
+    """The same for torch.func transforms, which need a separate `setup_context`.
 
-    It is not the only form because torch then inspects signatures at every call, which takes 0.1 ms.
+    It is not used for every call because torch then inspects signatures each time, which takes 0.1 ms.
     """
 
     @staticmethod
@@ -104,8 +103,7 @@ class _NoSecondDerivative(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         raise NotImplementedError(
-            "eagc_op has no second derivative: the gradient it edits is no longer the derivative of a "
-            "function"
+            "eagc_op has no second derivative: the gradient that it edits is not the derivative of a function"
         )
 
 
@@ -127,8 +125,8 @@ def _remember(
     ctx.matrix, ctx.energy_ref, ctx.scale, ctx.labelled = inputs[3:]
     ctx.settings, ctx.execution, ctx.return_token = settings, execution, return_token
     ctx.set_materialize_grads(False)
-    # Traced, or run again inside a backward (reentrant checkpointing): there torch hands a zero, not None, to
-    # a token that reached no loss.
+    # When traced, or run again inside a backward (reentrant checkpointing), torch passes a zero instead of
+    # None as the gradient of a token that reached no loss.
     ctx.forgotten_is_zero = return_token and (
         torch.compiler.is_compiling() or torch._C._current_graph_task_id() != -1
     )
@@ -137,9 +135,9 @@ def _remember(
 def _scale_of_token(ctx: Any, grad_z: Tensor, grad_token: Tensor) -> Tensor:
     """The loss scale: the gradient that reached the token; NaN if the token seems to have reached no loss."""
     if not (ctx.forgotten_is_zero or torch.compiler.is_compiling()):
-        return grad_token  # a zero is what the user asked for: a loss term of weight 0
-    # A zero scale with a gradient that is not zero is a forgotten token; NaN shows it where no error can be
-    # raised.
+        return grad_token  # a zero is intended here: the loss term has weight 0
+    # A zero scale beside a non-zero gradient means a forgotten token. No error can be raised here, so NaN
+    # shows it.
     return torch.where((grad_token == 0) & (grad_z != 0).any(), torch.nan, grad_token)
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 
 class Command(NamedTuple):
-    """A command: its module has main(argv) -> exit code, its extra installs the packages it needs."""
+    """A command: its module has main(argv) -> exit code; its extra installs the packages it needs."""
 
     module: str
     extra: str

@@ -1,7 +1,7 @@
 """The parser of every command of `eagc`, and the way errors and warnings reach the user.
 
-Exit codes: 0 success, 1 the work was done and something is wrong with it (a run diverged, a check failed),
-2 the command cannot be carried out as it was typed, 130 interrupted.
+Exit codes: 0 success; 1 the command ran, but a run diverged or a check failed; 2 the command line, a file or
+the environment is wrong; 130 interrupted.
 """
 
 from __future__ import annotations
@@ -25,8 +25,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(allow_abbrev=False, **settings)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
-        # argparse asks a sub-command's parser for its known options: each parser refuses what it does not
-        # know.
+        # argparse also calls this on a sub-command's parser, so each parser refuses its own unknown options.
         arguments, unknown = super().parse_known_args(args, namespace)
         if unknown:
             name = unknown[0].split("=")[0]

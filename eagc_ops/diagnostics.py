@@ -1,7 +1,7 @@
 """Measures of gradient entanglement: GDC, SOC, gradient dominance and collapse coefficient.
 
-The paper defines GDC and SOC by formulas and the other two in words. Where the released code computes
-something different from the formula, both are here by name.
+The paper defines GDC and SOC by formulas and the other two in words. Where the released code departs from a
+formula, both versions are available.
 """
 
 from __future__ import annotations
@@ -29,8 +29,7 @@ def gradient_deviation(supervised: Tensor | Iterable[Tensor], total: Tensor | It
     a, b = _flat("supervised", supervised), _flat("total", total)
     if a.shape != b.shape:
         raise ValueError(
-            f"supervised has {a.numel()} values, total {b.numel()}: both must be gradients of the same "
-            "parameters"
+            f"supervised has {a.numel()} values, total {b.numel()}: pass gradients of the same parameters"
         )
     # In fp64, because over 10^6 parameters fp32 sums are off by 2e-5, four percent of a deviation of 4e-4.
     # Each gradient is normalised by itself, because the product of two small norms would fall below any
@@ -56,7 +55,7 @@ def subspace_overlap(old: Tensor, new: Tensor, k: int = 16, mode: str = "paper")
     """
     _check_pair(old, new)
     if mode not in ("paper", "release"):
-        raise ValueError(f"mode must be 'paper' or 'release', got {mode!r}")
+        raise ValueError(f"mode must be one of ('paper', 'release'), got {mode!r}")
     if not 1 <= k <= min(old.shape):
         raise ValueError(f"k must be between 1 and min(N_old, D)={min(old.shape)}, got {k}")
     old, new = _wide(old), _wide(new)
@@ -69,12 +68,14 @@ def subspace_overlap(old: Tensor, new: Tensor, k: int = 16, mode: str = "paper")
 
 
 def gradient_dominance(gradient: Tensor, known: Tensor) -> Tensor:
-    """rho_grad: the share of the total gradient norm that rows of known classes contribute, sum_known |g_i| /
-    sum |g_i|.
+    """rho_grad = sum_known |g_i| / sum |g_i|: the share of the gradient norm from rows of known classes.
 
     The paper defines it in words ("the proportion of the total gradient norm contributed by known classes");
-    this is our reading, with per-row feature gradients. Args: gradient (..., D) of the loss with respect to
-    z; known (...) bool by ground-truth class.
+    this is our reading, with per-row feature gradients.
+
+    Args:
+        gradient: (..., D), the gradient of the loss with respect to z.
+        known: (...) bool, True on rows whose ground-truth class is known.
 
     >>> gradient_dominance(torch.tensor([[3.0, 0.0], [0.0, 1.0]]), torch.tensor([True, False]))
     tensor(0.7500)
@@ -90,27 +91,35 @@ def gradient_dominance(gradient: Tensor, known: Tensor) -> Tensor:
 
 
 def collapse_coefficient(new: Tensor, matrix: Tensor) -> Tensor:
-    """rho_in: how far novel features lie inside the known-class subspace, sum_i z_i S z_i^T / sum_i |z_i|^2.
+    """rho_in = sum_i z_i S z_i^T / sum_i |z_i|^2: the energy ratio of the novel set as a whole.
 
     The paper defines it in words ("the extent to which novel features are projected into the known-class
-    subspace"); this is our reading: the energy ratio of the novel set as a whole. Args: new (N, D) features
-    of novel classes; matrix (D, D), a conceptor or a projection.
+    subspace"); this is our reading.
+
+    Args:
+        new: (N, D), the features of novel classes.
+        matrix: (D, D), a conceptor or a projection.
 
     >>> collapse_coefficient(torch.tensor([[3.0, 4.0]]), torch.diag(torch.tensor([1.0, 0.0])))
     tensor(0.3600)
     """
     if matrix.shape != (new.shape[-1],) * 2:
-        raise ValueError(f"matrix has shape {tuple(matrix.shape)}, new has D={new.shape[-1]}")
+        raise ValueError(
+            f"matrix has shape {tuple(matrix.shape)} but new has D={new.shape[-1]}: fit it to features of "
+            "the same layer"
+        )
     new = _wide(new)
     return ((new @ matrix.to(new.dtype)) * new).sum() / new.square().sum().clamp_min(TINY)
 
 
 def _flat(name: str, gradient: Tensor | Iterable[Tensor]) -> Tensor:
     parts = [gradient] if isinstance(gradient, Tensor) else list(gradient)
-    if not parts or any(not isinstance(part, Tensor) for part in parts):
+    wrong = [type(part).__name__ for part in parts if not isinstance(part, Tensor)]
+    if wrong or not parts:
+        got = f"one with a {wrong[0]}" if wrong else "an empty one"
         raise ValueError(
-            f"{name} must be a tensor or a non-empty iterable of tensors; leave a parameter without gradient "
-            "(None) out of both"
+            f"{name} must be a tensor or a non-empty iterable of tensors, got {got}; leave a parameter "
+            "without gradient (None) out of both arguments"
         )
     return torch.cat([_wide(part).reshape(-1) for part in parts])
 
@@ -122,6 +131,6 @@ def _wide(x: Tensor) -> Tensor:
 def _check_pair(old: Tensor, new: Tensor) -> None:
     if old.ndim != 2 or new.ndim != 2 or old.shape[1] != new.shape[1] or not len(old) or not len(new):
         raise ValueError(
-            f"old and new must be non-empty (N, D) features of one dimension, got {tuple(old.shape)} and "
+            f"old and new must be non-empty (N, D) features with the same D, got {tuple(old.shape)} and "
             f"{tuple(new.shape)}"
         )

@@ -101,9 +101,8 @@ class AnchoredEncoder(nn.Module):
             if parameter.requires_grad and not self._in_tail(name):
                 raise RuntimeError(
                     f"vit.{name} requires grad, but student and reference can only share a frozen trunk: "
-                    "call "
-                    "requires_grad_(False) on it, or build the encoder with a smaller grad_from_block (now "
-                    f"{self.grad_from_block})"
+                    "call requires_grad_(False) on it, or build the encoder with a smaller grad_from_block "
+                    f"(now {self.grad_from_block})"
                 )
         if images.requires_grad and torch.is_grad_enabled() and not pixel_grad:
             raise ValueError(
@@ -130,7 +129,7 @@ class AnchoredEncoder(nn.Module):
         shows. None computes every row.
         """
         if self.reference is None:
-            raise RuntimeError("this encoder has no reference: call set_reference() first")
+            raise RuntimeError("this encoder has no reference tail: call set_reference() first")
         if rows is None:
             return self._feature(self.reference, tokens)
         if rows.dtype != torch.int64 or rows.ndim != 1:
@@ -142,8 +141,8 @@ class AnchoredEncoder(nn.Module):
         checkable = rows.device.type == "cpu" and not torch.compiler.is_compiling()
         if checkable and rows.numel() and not (rows.min() >= 0 and rows.max() < len(tokens)):
             raise IndexError(
-                f"rows run from {rows.min()} to {rows.max()}, but tokens have {len(tokens)} rows (two views "
-                "count twice)"
+                f"rows must be between 0 and {len(tokens) - 1}, got {rows.min()} to {rows.max()}; an image "
+                "with two views has two rows"
             )
         rows = rows.to(tokens.device, non_blocking=True)
         z = self._feature(self.reference, tokens.index_select(0, rows))
@@ -172,16 +171,15 @@ class AnchoredEncoder(nn.Module):
         return blocks
 
     def train_last(self, blocks: int) -> None:
-        """Make the last `blocks` blocks trainable and freeze the rest of the tail, which a new encoder
-        trains.
+        """Make the last `blocks` blocks trainable and freeze the rest of the tail.
 
-        A student may train fewer or more blocks than its reference model; the tail holds the blocks of both.
+        A new encoder trains the whole tail. A student may train fewer or more blocks than its reference
+        model; the tail holds the blocks of both.
         """
         if not (isinstance(blocks, int) and 1 <= blocks <= len(self.tail)):
             raise ValueError(
-                f"blocks must be between 1 and {len(self.tail)}, got {blocks!r}: the tail has as many "
-                "blocks, "
-                "and the rest of the ViT is the shared trunk"
+                f"blocks must be between 1 and {len(self.tail)}, got {blocks!r}: the tail has no more; to "
+                "train more, build the encoder with a smaller grad_from_block"
             )
         for i, block in enumerate(self.tail):
             block.requires_grad_(i >= len(self.tail) - blocks)
@@ -195,7 +193,7 @@ class AnchoredEncoder(nn.Module):
         }
 
     def load_tail(self, state: Mapping[str, Tensor]) -> None:
-        """Put a `tail_state()` into the student: a start from the reference model."""
+        """Load a `tail_state()` into the student, for example to start from the reference model."""
         self._load(self.tail, state)
 
     def trunk_fingerprint(self) -> str:
@@ -213,9 +211,9 @@ class AnchoredEncoder(nn.Module):
         return _block_index(name) >= self.grad_from_block
 
     def _run(self, blocks: Iterable[nn.Module], x: Tensor) -> Tensor:
-        keep_little = self.vit.grad_checkpointing and torch.is_grad_enabled()
+        recompute = self.vit.grad_checkpointing and torch.is_grad_enabled()
         for block in blocks:
-            x = checkpoint(block, x, use_reentrant=False) if keep_little else block(x)
+            x = checkpoint(block, x, use_reentrant=False) if recompute else block(x)
         return x
 
     def _feature(self, blocks: Iterable[nn.Module], tokens: Tensor) -> Tensor:
@@ -270,16 +268,15 @@ def _cls_of_block(block: Any, x: Tensor) -> Tensor:
 
 
 def _cls_of_attention(attn: Any, x: Tensor) -> Tensor:
-    """Attention output of token 0 for normalised tokens x (B, N, D), without keys and values of the N tokens.
+    """The attention output of token 0 for normalised tokens x (B, N, D), without forming keys and values.
 
     With one query per head, q . (W_k x_n) = (W_k^T q) . x_n and sum_n p_n (W_v x_n) = W_v (sum_n p_n x_n), so
     both projections act on H vectors per image instead of N tokens: about 2 N D (D - H) multiply-adds fewer.
     The key bias adds the same to every score of a head and drops out of the softmax. A norm on the keys is
-    not linear: then the keys (not the values) are formed.
+    not linear, so with one the keys (not the values) are formed.
     """
     heads, width = attn.num_heads, attn.head_dim
-    # In the dtype of the weights, not autocast's: the scores would be rounded to 16 bits, which fused
-    # attention does not do either.
+    # In the dtype of the weights: autocast would round the scores to 16 bits, which fused attention does not.
     with torch.autocast(x.device.type, enabled=False):
         w_q, w_k, w_v = attn.qkv.weight.view(3, heads * width, -1)
         b_q, b_k, b_v = (None,) * 3 if attn.qkv.bias is None else attn.qkv.bias.view(3, -1)
@@ -302,7 +299,7 @@ def _block_index(name: str) -> int:
 
 
 def _shared(vit: nn.Module, grad_from_block: int) -> _Shared:
-    """Everything that must agree to share a trunk: tensors by name, and the structure with its numbers."""
+    """Everything that two ViTs must have in common to share a trunk: tensors by name, and the structure."""
     shared: _Shared = {
         f"{name} ({type(module).__name__})": str(
             [module.extra_repr(), *(getattr(module, key, None) for key in ("num_heads", "eps"))]
@@ -335,7 +332,7 @@ def _some(lines: list[str], most: int = 5) -> str:
 
 
 def _refuse_foreign_vit(vit: Any) -> None:
-    """Trunk and pooling are re-written here, so they must be timm's; and two passes must not differ."""
+    """Trunk and pooling are reimplemented here, so they must be timm's; and two passes must not differ."""
     VisionTransformer = _timm()[0].VisionTransformer
     own = ("forward", "forward_features", "forward_head")
     if not isinstance(vit, VisionTransformer) or any(
@@ -349,19 +346,19 @@ def _refuse_foreign_vit(vit: Any) -> None:
         raise ValueError(
             f"vit has class_token={vit.has_class_token}, global_pool={vit.global_pool!r}, fc_norm "
             f"{type(vit.fc_norm).__name__}: the feature is the CLS token after the final norm; create it "
-            "with "
-            "global_pool='token'"
+            "with global_pool='token'"
         )
     for name, module in vit.named_modules():
         rates = [getattr(module, key, 0) for key in ("p", "drop_prob", "prob")]
         if any(isinstance(rate, (int, float)) and rate > 0 for rate in rates) and not name.startswith("head"):
             raise ValueError(
-                f"vit.{name} ({type(module).__name__}) drops at random, which student and reference must "
-                "not: set its rate to 0"
+                f"vit.{name} ({type(module).__name__}) drops at random, so student and reference would "
+                "differ: set its rate to 0"
             )
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             raise ValueError(
-                f"vit.{name} ({type(module).__name__}) keeps running statistics: such a trunk is not frozen"
+                f"vit.{name} ({type(module).__name__}) keeps running statistics, so the trunk would not be "
+                "frozen: use a ViT without batch norm"
             )
 
 
@@ -398,9 +395,7 @@ def _refuse_foreign_block(block: Any, name: str) -> None:
 
 
 def _timm() -> tuple[Any, Any]:
-    """(timm.models.vision_transformer, timm.layers), imported here because the operator alone does not need
-    timm.
-    """
+    """(timm.models.vision_transformer, timm.layers), imported late: the operator alone needs no timm."""
     try:
         from timm import layers
         from timm.models import vision_transformer

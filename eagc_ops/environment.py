@@ -65,7 +65,7 @@ def commit() -> str | None:
 
     try:
         if Path(git("rev-parse", "--show-toplevel")) != here.parent:
-            return None  # a wheel installed into an environment inside somebody's repository
+            return None  # a wheel in an environment that is inside an unrelated repository
         changed = git("status", "--porcelain", "--untracked-files=no")
         return git("rev-parse", "--short=12", "HEAD") + ("+" if changed else "")
     except (OSError, subprocess.CalledProcessError):

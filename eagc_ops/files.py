@@ -1,4 +1,4 @@
-"""Files that are complete or absent, and fingerprints of content."""
+"""Atomic writes of files, and fingerprints of content."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 
 def atomic_write(path: Path, data: bytes | str) -> None:
-    """Replace `path` with `data`, whole or not at all, also if the process is killed.
+    """Replace `path` with `data`, completely or not at all, even if the process is killed.
 
     The data goes to a temporary file beside `path`, is flushed to the disk, and is then renamed.
     """

@@ -29,16 +29,17 @@ def eagc_op(
     impl: Implementation = "auto",
     precision: Precision = "auto",
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """Return z unchanged; in backward, anchor labelled rows to z_ref and project unlabelled rows out of the
-    subspace.
+    """Return z unchanged, and coordinate its gradient in backward.
+
+    Labelled rows are anchored to z_ref; unlabelled rows are projected out of the subspace.
 
     Args:
         z: (..., D) floating; all leading dimensions count as rows.
         z_ref: the features of the frozen reference model, of z's shape, any floating dtype, without gradient.
             Unlabelled rows are never read. None: no anchor.
         mask: (...) bool, True = labelled. With two views per image it has a value for each view.
-        subspace: the known-class subspace. None: it is estimated from the labelled rows of z_ref in this
-            batch, with a warning the first time.
+        subspace: the known-class subspace. None: estimate it from the labelled rows of z_ref in this batch,
+            with a warning the first time.
         lambda_a: the strength of the anchor.
         lambda_p: the strength of the projection.
         energy_ref: the mean energy ratio of labelled features, a number or a 0-d tensor. None: the subspace's
@@ -51,10 +52,10 @@ def eagc_op(
             must be scaled like the loss.
         return_token: return (z, token) instead. The token is 0; added to the loss, it brings the loss's scale
             to the anchor.
-        impl: "auto", "triton", "torch" or "fp64"; raises if the choice cannot be honoured.
-        precision: of the Triton kernel. "auto": fp32 inputs in IEEE fp32, half inputs with half products and
-            fp32 sums; "high": half inputs multiplied in fp32; "tf32x3" and "tf32": fp32 inputs on NVIDIA's
-            tensor cores.
+        impl: "auto", "triton", "torch" or "fp64". An implementation that cannot run here raises an error.
+        precision: the precision of the Triton kernel. "auto": fp32 inputs in IEEE fp32, half inputs with half
+            products and fp32 sums. "high": half inputs multiplied in fp32. "tf32x3" and "tf32": fp32 inputs
+            on NVIDIA's tensor cores.
 
     The output is a view of z: an in-place operation on it raises torch's view error.
 
@@ -81,8 +82,8 @@ def eagc_op(
         matrix, own_energy_ref = estimate_from_batch(z_ref.reshape(-1, z_ref.shape[-1]), mask.reshape(-1))
     else:
         raise ValueError(
-            "subspace and z_ref are both None: pass Subspace.conceptor(labelled_features), or z_ref to "
-            "estimate one from"
+            "subspace and z_ref are both None: pass subspace=Subspace.conceptor(labelled_features), or z_ref "
+            "to estimate one from"
         )
     validation.check_call(z, matrix, execution, loss_scale, return_token)
     if energy_ref is None:
@@ -106,10 +107,8 @@ def _warn_about_the_batch_subspace() -> None:
     if not _warned:
         _warned = True
         warnings.warn(
-            "eagc_op estimates the subspace from the labelled rows of this batch because none was given. One "
-            "fitted to "
-            "the whole labelled set, Subspace.conceptor(labelled_features), spares unlabelled rows of known "
-            "classes far "
-            "better.",
+            "eagc_op estimates the subspace from the labelled rows of this batch because subspace is None. "
+            "One fitted to the whole labelled set, Subspace.conceptor(labelled_features), spares unlabelled "
+            "rows of known classes far better.",
             stacklevel=3,
         )

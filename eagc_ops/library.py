@@ -1,9 +1,8 @@
-"""The opaque ops `eagc::coordinate`, `eagc::observe` and `eagc::energies`: schemas, fakes, bodies and
-dispatch.
+"""The opaque ops `coordinate`, `observe` and `energies` of the namespace `eagc`: schemas, fakes and bodies.
 
 torch.library schemas are flat lists, so this is the one file in which the records are packed and unpacked. An
-opaque op is launched eagerly, also from a compiled graph; a call that nothing traces or intercepts runs the
-body directly.
+opaque op is launched eagerly, even from a compiled graph. A call that is neither traced nor intercepted runs
+the body directly.
 """
 
 from __future__ import annotations
@@ -20,7 +19,7 @@ from eagc_ops.kernels import Coordination, Execution, Inputs, formulas
 
 
 class Observation(NamedTuple):
-    """What forward learns of a batch."""
+    """The values that forward takes from a batch."""
 
     energy_ref: Tensor  # (), the value to use for this batch, a fresh tensor
     # (), number of labelled rows, averaged over the ranks; None without a process group
@@ -38,7 +37,7 @@ def coordinate(g: Tensor, inputs: Inputs, settings: Coordination, execution: Exe
 def observe(
     inputs: Inputs, execution: Execution, momentum: float | None, process_group: dist.ProcessGroup | None
 ) -> Observation:
-    """The forward-time work of a running Ebar and of a mean over ranks.
+    """Update the running Ebar and count labelled rows over the ranks, in forward.
 
     `momentum` None leaves `inputs.energy_ref` unchanged; a number updates it in place from the labelled rows.
     """
@@ -62,18 +61,16 @@ def energies(inputs: Inputs, settings: Coordination, execution: Execution) -> tu
 _library = torch.library.Library("eagc", "DEF")
 _library.define(
     "coordinate(Tensor g, Tensor z, Tensor? z_ref, Tensor mask, Tensor matrix, Tensor energy_ref, Tensor? "
-    "scale, "
-    "Tensor? labelled, float lambda_a, float lambda_p, str anchor, str tau, str impl, str precision) -> "
-    "Tensor"
+    "scale, Tensor? labelled, float lambda_a, float lambda_p, str anchor, str tau, str impl, str precision) "
+    "-> Tensor"
 )
 _library.define(
     "observe(Tensor z, Tensor mask, Tensor matrix, Tensor(a!) energy_ref, float? momentum, str group, str "
-    "impl, "
-    "str precision) -> (Tensor, Tensor)"
+    "impl, str precision) -> (Tensor, Tensor)"
 )
 _library.define(
-    "energies(Tensor z, Tensor mask, Tensor matrix, Tensor energy_ref, str tau, str impl, str precision) "
-    "-> (Tensor, Tensor)"
+    "energies(Tensor z, Tensor mask, Tensor matrix, Tensor energy_ref, str tau, str impl, str precision) -> "
+    "(Tensor, Tensor)"
 )
 
 
@@ -94,8 +91,7 @@ def _observe(
     """(Ebar to use, a fresh tensor; labelled rows averaged over the ranks, empty without a group)."""
     inputs = Inputs(z, None, mask, matrix, energy_ref)
     # Activation checkpointing runs the forward a second time during backward, where the batch must not be
-    # counted again. The question is asked inside the opaque op because a compiled module can be run again in
-    # the same way.
+    # counted again. The check is inside the opaque op because a compiled module can be run again too.
     update = momentum is not None and torch._C._current_graph_task_id() == -1
     if not group:
         if momentum is None or not update:
@@ -106,7 +102,7 @@ def _observe(
     else:
         sums = torch.stack([energy_ref.new_zeros(()), mask.sum().to(energy_ref.dtype)])
     ranks = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
-    sums = sums.to(torch.float32)  # one dtype on every rank, also where a rank's batch is empty
+    sums = sums.to(torch.float32)  # one dtype on every rank, even if a rank's batch is empty
     dist.all_reduce(sums, group=ranks)
     if momentum is not None and update:
         energy_ref.copy_(formulas.updated_energy_ref(energy_ref.to(sums.dtype), sums, momentum))
@@ -127,7 +123,7 @@ BODIES: dict[str, Callable[..., Any]] = {
     "energies": _energies,
 }
 for _name in BODIES:
-    # Looked up at every call, so that a test can put a different body in its place.
+    # Looked up at every call, so that a test can replace the body.
     _library.impl(_name, lambda *args, _name=_name: BODIES[_name](*args), "CompositeExplicitAutograd")
 
 
@@ -154,9 +150,7 @@ energies_op = torch.ops.eagc.energies.default
 
 
 def _is_intercepted(x: Tensor) -> bool:
-    """Whether something must see the op: torch.compile, fake tensors, a dispatch mode, a torch.func
-    transform.
-    """
+    """Whether torch.compile, a tensor subclass, a dispatch mode or a torch.func transform must see the op."""
     return (
         torch.compiler.is_compiling()
         or type(x) is not Tensor

@@ -1,6 +1,4 @@
-"""`EAGC`: the operator with its subspace and settings, as a module that is saved, moved and copied with the
-model.
-"""
+"""`EAGC`: the operator as a module, with its subspace and settings."""
 
 from __future__ import annotations
 
@@ -27,14 +25,14 @@ class EAGC(nn.Module):
         energy_momentum: None keeps the subspace's mean energy ratio (the paper). A number in [0, 1) makes it
             a running mean over the labelled rows of training batches, updated before it is used (the released
             code: 0.95).
-        process_group: ranks that share one mean over labelled rows and one running Ebar. DDP averages
-            gradients, so without it a rank with few labelled rows would give them more weight. The ranks meet
-            in one all-reduce in a call that updates the running Ebar (training mode, `energy_momentum` set)
-            or counts rows for the anchor (gradients are on, z requires them, z_ref is given, anchor="mean",
-            lambda_a > 0): all ranks must make such calls, in the same order. One rank alone may make the
-            others, as in validation under `eval()` and `torch.no_grad()`.
-        record: keep energy ratio and tau of the last call in `last_energy` and `last_tau`: (rows,) fp32 on
-            the device, NaN on labelled rows. It costs one more product with S per call.
+        process_group: the ranks that share one mean over labelled rows and one running Ebar. DDP averages
+            gradients, so without it a rank with few labelled rows would give them more weight. Two kinds of
+            calls make one all-reduce: those that update the running Ebar (training mode, `energy_momentum`
+            set), and those that count rows for the anchor (gradients are on, z requires them, z_ref is not
+            None, anchor="mean", lambda_a > 0). All ranks must make these calls in the same order. Any other
+            call may be made by one rank alone, as in validation under `eval()` and `torch.no_grad()`.
+        record: keep the energy ratio and tau of the last call in `last_energy` and `last_tau`: (rows,) fp32
+            on the device, NaN on labelled rows. It costs one more product with S per call.
 
     `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`. lambda_a, lambda_p,
     anchor, tau and energy_momentum travel in the state dict, and loading a state with different settings
@@ -93,8 +91,9 @@ class EAGC(nn.Module):
         loss_scale: Tensor | float | None = None,
         return_token: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """z unchanged; see `eagc_op`. Two backward passes through one call add the anchor twice, as two
-        losses would.
+        """Return z unchanged; the arguments are those of `eagc_op`.
+
+        Two backward passes through one call add the anchor twice, as two losses would.
         """
         settings, execution = self.settings, self.execution
         validation.check_tensors(z, z_ref, mask)
@@ -125,9 +124,7 @@ class EAGC(nn.Module):
         return Subspace._fitted(self.matrix, self.energy_ref.clone())
 
     def warmup(self, rows: int, dtype: torch.dtype) -> None:
-        """Compile the Triton kernels for this many rows, so that a CUDA graph capture or a timing meets no
-        compilation.
-        """
+        """Compile the Triton kernels for this many rows ahead of a CUDA graph capture or a timing."""
         if kernels.implementation(self.execution, self.matrix.device, dtype) == "triton":
             from eagc_ops.kernels import launch
 
@@ -138,8 +135,7 @@ class EAGC(nn.Module):
         return f"dim={self.matrix.shape[0]}, {settings}, impl={self.impl!r}"
 
     def get_extra_state(self) -> Tensor:
-        # JSON in a byte tensor: safetensors can store a state dict of tensors only, and weights_only can load
-        # it.
+        # JSON in a byte tensor, which safetensors can store and torch.load(weights_only=True) can read.
         return torch.tensor(list(json.dumps(self._state_settings()).encode()), dtype=torch.uint8)
 
     def set_extra_state(self, state: Tensor) -> None:
@@ -152,15 +148,14 @@ class EAGC(nn.Module):
         if different:
             raise ValueError(
                 f"the state was saved by an EAGC with different settings ({'; '.join(different)}): build "
-                "this one with "
-                "the saved settings"
+                "this one with the saved settings"
             )
 
     def _counts_labelled_rows(self, z: Tensor, z_ref: Tensor | None) -> bool:
         """Whether the ranks must count their labelled rows together for the mean of the anchor.
 
-        The answer depends on no values, which differ between ranks: a rank alone in a collective would wait
-        for ever.
+        The answer must not depend on values, which differ between ranks: a rank alone in a collective would
+        wait forever.
         """
         anchored = z_ref is not None and self.anchor == "mean" and self.lambda_a != 0
         return self.process_group is not None and anchored and z.requires_grad and torch.is_grad_enabled()
@@ -171,9 +166,8 @@ class EAGC(nn.Module):
     def _load_from_state_dict(
         self, state_dict: Mapping[str, Any], prefix: str, *args: Any, **kwargs: Any
     ) -> None:
-        if (
-            f"{prefix}_extra_state" in state_dict
-        ):  # a state with different settings is refused before a buffer is touched
+        # First, so that a state with different settings is refused before a buffer is touched.
+        if f"{prefix}_extra_state" in state_dict:
             self.set_extra_state(state_dict[f"{prefix}_extra_state"])
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         # load_state_dict(assign=True) brings its own dtype.
@@ -190,9 +184,8 @@ class EAGC(nn.Module):
         return self
 
     def __deepcopy__(self, memo: dict[int, Any]) -> EAGC:
-        memo[id(self.process_group)] = (
-            self.process_group
-        )  # a handle: copies of the module talk to the same ranks
+        # The group is a handle: copies of the module share it.
+        memo[id(self.process_group)] = self.process_group
         new = type(self).__new__(type(self))
         memo[id(self)] = new
         new.__setstate__(copy.deepcopy(self.__dict__, memo))
@@ -202,8 +195,7 @@ class EAGC(nn.Module):
         if self.process_group is not None:
             raise TypeError(
                 "an EAGC with a process group cannot be pickled, because a group belongs to its process: "
-                "save "
-                "state_dict() instead"
+                "save state_dict() instead"
             )
         return self.__dict__
 

@@ -1,5 +1,4 @@
-"""`eagc selftest`: every implementation against the fp64 formulas on this device, and the Triton kernels'
-bits over many repeats.
+"""Compare every implementation with the fp64 formulas on this device.
 
 The kernels were developed without a GPU, in Triton's interpreter and by compiling for GPUs that were not
 present. Neither can show a race between programs. This command can, on your GPU: it repeats each Triton case
@@ -24,8 +23,8 @@ from eagc_ops.environment import describe
 from eagc_ops.kernels import Coordination, Execution, Implementation, Inputs, Precision, formulas
 from eagc_ops.subspace import solve_conceptor
 
-LAMBDA_P = 3.0  # the largest of the released scripts: the projection is as large as the gradient too
-MOMENTUM = 0.5  # of the running Ebar: the old value and the batch weigh alike
+LAMBDA_P = 3.0  # the largest of the released scripts: the projection is as large as the gradient
+MOMENTUM = 0.5  # of the running Ebar: the old value and the batch have equal weight
 SHAPES = (
     *((1, 1), (7, 33), (64, 100), (256, 384), (256, 768), (1000, 768)),
     *((300, 1024), (129, 4096), (5000, 768), (65536, 64)),
@@ -42,7 +41,7 @@ class Form:
 
     settings: Coordination = field(default=Coordination(lambda_p=LAMBDA_P))
     scale: float | None = None
-    labelled: float | None = None  # number of labelled rows that all ranks agreed on
+    labelled: float | None = None  # number of labelled rows, averaged over ranks; None: counted in the call
     anchored: bool = True
 
 
@@ -58,17 +57,15 @@ FORM_SHAPE = (300, 96)
 
 @dataclass(frozen=True)
 class Case:
-    """One comparison: an implementation, a form of the call, and its inputs' shape, dtype and share of
-    labelled rows.
-    """
+    """One comparison: an implementation, a form of the call, and the inputs."""
 
     impl: Implementation
     precision: Precision
-    form: str
+    form: str  # a key of FORMS
     dtype: torch.dtype
     rows: int
     dim: int
-    labelled: float
+    labelled: float  # share of the rows
 
     @property
     def allowed(self) -> float:
@@ -94,13 +91,9 @@ class Result(Case):
     def verdict(self) -> str:
         if self.raised:
             return f"FAIL: {self.raised}"
-        return (
-            "FAIL: bits differ"
-            if not self.same_bits
-            else "ok"
-            if self.error <= self.allowed
-            else "FAIL: error"
-        )
+        if not self.same_bits:
+            return "FAIL: bits differ"
+        return "ok" if self.error <= self.allowed else "FAIL: error"
 
     def to_json(self) -> dict[str, object]:
         values = {**vars(self), "dtype": _name(self.dtype), "allowed": self.allowed, "verdict": self.verdict}
@@ -155,7 +148,7 @@ def main(argv: list[str]) -> int:
 
 
 def run(device: torch.device, repeats: int) -> Iterator[Result]:
-    """The results of all cases for a device, as they come; a CPU gets small shapes and few repeats."""
+    """Yield the results of all cases for a device; a CPU gets small shapes and few repeats."""
     on_a_cpu = device.type == "cpu"
     for case in cases(device):
         times = (min(repeats, 3) if on_a_cpu else repeats) if case.impl == "triton" else 2
@@ -189,7 +182,7 @@ def precisions(impl: Implementation, dtype: torch.dtype, device: torch.device) -
 
 
 def check(case: Case, device: torch.device, repeats: int) -> Result:
-    """One case; a kernel that does not compile or does not fit the device is a failed case like any other."""
+    """Run one case; a kernel that does not compile or does not fit the device counts as failed."""
     try:
         error, same_bits = measure(case, device, repeats)
     except Exception as failure:
@@ -201,8 +194,8 @@ def check(case: Case, device: torch.device, repeats: int) -> Result:
 def measure(case: Case, device: torch.device, repeats: int) -> tuple[float, bool]:
     """The largest error against fp64, and whether all repeats had the same bits.
 
-    The comparison is of the correction, the part that the operator adds to g, on labelled and on unlabelled
-    rows; and of the running Ebar, whose kernel has a last arriver too.
+    The error is relative to the correction, the part that the operator adds to g, on labelled and on
+    unlabelled rows. The running Ebar is compared too, because its kernel also depends on the last arrival.
     """
     g, inputs, settings = make_inputs(case)
     wide = inputs._replace(matrix=inputs.matrix.to(case.matrix_dtype)).widened(torch.float64)
@@ -242,8 +235,7 @@ def make_inputs(case: Case) -> tuple[Tensor, Inputs, Coordination]:
     g, z, z_ref = g.to(case.dtype), (z * spectrum).to(case.dtype), z_ref.to(case.dtype)
     mask = torch.rand(rows, generator=generator) < case.labelled
     z_ref[~mask] = torch.nan
-    # s * c * lambda_a = 0.7: an anchor as large as the gradient cannot be wrong or missing without being
-    # seen.
+    # s * c * lambda_a = 0.7: the anchor is as large as the gradient, so an error in it shows.
     number = max(mask.sum().item(), 1) if form.labelled is None else form.labelled
     per_row = number * dim if form.settings.anchor == "mean" else 1
     settings = form.settings._replace(lambda_a=0.7 / (form.scale or 1.0) * per_row)
@@ -266,9 +258,7 @@ def conceptor(dim: int) -> Tensor:
 
 @contextlib.contextmanager
 def poisoned_memory() -> Iterator[None]:
-    """Fresh memory holds NaN: otherwise a stale read of scratch would see the right values of the previous
-    repeat.
-    """
+    """Fill new memory with NaN, so that a stale read cannot return the right value of the last repeat."""
     before = (
         torch.are_deterministic_algorithms_enabled(),
         torch.is_deterministic_algorithms_warn_only_enabled(),
@@ -284,8 +274,7 @@ def _line(result: Result) -> str:
     return (
         f"{result.impl:7} {result.precision:10} {result.form:10} {_name(result.dtype):9} {result.rows:6} "
         f"{result.dim:5} {result.labelled:8.0%} {result.error:9.1e} {result.allowed:9.1e} {result.repeats:7} "
-        " "
-        f"{result.verdict}"
+        f" {result.verdict}"
     )
 
 

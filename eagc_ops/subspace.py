@@ -1,6 +1,4 @@
-"""The known-class subspace: a conceptor or a PCA projection of labelled features, and their mean energy
-ratio.
-"""
+"""The known-class subspace: a conceptor or a PCA projection, with the mean energy ratio of its features."""
 
 from __future__ import annotations
 
@@ -36,8 +34,8 @@ class Subspace:
 
     def __init__(self, matrix: Tensor, energy_ref: Tensor | float):
         _check_matrix(matrix)
-        one = energy_ref.ndim == 0 if isinstance(energy_ref, Tensor) else isinstance(energy_ref, Real)
-        if not one or not 0 < energy_ref <= 1 + 1e-6:
+        scalar = energy_ref.ndim == 0 if isinstance(energy_ref, Tensor) else isinstance(energy_ref, Real)
+        if not scalar or not 0 < energy_ref <= 1 + 1e-6:
             raise ValueError(
                 "energy_ref, the mean energy ratio of labelled features, must be one number in (0, 1], got "
                 f"{energy_ref!r}"
@@ -59,13 +57,13 @@ class Subspace:
         Args:
             features: (N, D) floating, un-normalised, un-centred; or an iterable of such batches, read once
                 (memory D x D).
-            aperture: how softly directions are captured; > 0. Not scale-free: it acts on the features' own
-                scale.
-            dtype: of sums and solve; float64, or float32 where fp64 is slow. A fit in float32 whose
-                eigenvalues leave [0, 1] is refused, and that verdict is in fp64 still: two Cholesky
-                factorisations, 2/3 D^3 operations whatever N is. In fp32 their own rounding, up to D x 6e-8,
-                would be larger than what they have to see.
-            process_group: each rank gives its share of the features; all ranks get the same subspace.
+            aperture: > 0; a larger one captures more of each direction. It is not scale-free: it acts on the
+                features' own scale.
+            dtype: the dtype of the sums and of the solve: float64, or float32 where fp64 is slow. A float32
+                fit whose eigenvalues leave [0, 1] raises an error. That check takes two Cholesky
+                factorisations in fp64, 2/3 D^3 operations for any N: in fp32 their rounding, up to D x 6e-8,
+                could exceed the violation.
+            process_group: each rank passes its share of the features; all ranks get the same subspace.
         """
         aperture = _check_aperture(aperture)
         _check_dtype(dtype)
@@ -102,9 +100,9 @@ class Subspace:
         dtype: torch.dtype = torch.float64,
         process_group: dist.ProcessGroup | None = None,
     ) -> Subspace:
-        """S = U_k U_k^T of the k leading eigenvectors of R = Z^T Z / N: the paper's hard ablation.
+        """S = U_k U_k^T of the k leading eigenvectors of R = Z^T Z / N: the hard subspace of the ablation.
 
-        The features are not centred, as for the conceptor.
+        The features are not centred, as for the conceptor. The arguments are those of `conceptor`.
         """
         _check_dtype(dtype)
         correlation, directions = _moments(features, dtype, process_group)
@@ -117,7 +115,7 @@ class Subspace:
 
     @classmethod
     def _fitted(cls, matrix: Tensor, energy_ref: Tensor) -> Subspace:
-        """A subspace without the checks of a user's matrix, which cost two factorisations and hold here."""
+        """A subspace of a valid matrix, without the two factorisations that check a user's own."""
         subspace = cls.__new__(cls)
         subspace.matrix = matrix.to(torch.float32).contiguous()
         subspace.energy_ref = energy_ref.to(torch.float32)
@@ -148,15 +146,12 @@ class Subspace:
 
     def to(self, device: torch.device | str) -> Subspace:
         """The subspace on a device; itself if it is there already."""
-        return (
-            self
-            if self.device == torch.device(device)
-            else type(self)._fitted(self.matrix.to(device), self.energy_ref.to(device))
-        )
+        if self.device == torch.device(device):
+            return self
+        return type(self)._fitted(self.matrix.to(device), self.energy_ref.to(device))
 
     def __repr__(self) -> str:
-        # The trace of a conceptor is its soft rank: the number of directions, each counted by how much of it
-        # is captured.
+        # The trace of a conceptor is its soft rank: each direction counts by its captured share.
         if self.matrix.is_meta:  # shapes without values
             return f"Subspace(dim={self.dim}, device=meta)"
         rank, energy_ref = self.matrix.trace().item(), self.energy_ref.item()
@@ -167,14 +162,13 @@ class Subspace:
 def solve_conceptor(correlation: Tensor, aperture: float) -> Tensor:
     """R (R + a^-2 I)^-1 = I - a^-2 (R + a^-2 I)^-1 for symmetric R (D, D), in R's dtype.
 
-    One Cholesky factorisation and a symmetric inverse: half the work of a general inverse, symmetric to the
-    bit, more accurate.
+    It takes one Cholesky factorisation and a symmetric inverse, half the work of a general inverse. The
+    result is symmetric to the bit and more accurate.
     """
     ridge = aperture**-2
     identity = torch.eye(correlation.shape[0], dtype=correlation.dtype, device=correlation.device)
-    factor = torch.linalg.cholesky_ex(
-        correlation + ridge * identity
-    ).L  # _ex: does not make the host wait for a verdict
+    # cholesky_ex does not make the host wait for an error code.
+    factor = torch.linalg.cholesky_ex(correlation + ridge * identity).L
     return identity - ridge * torch.cholesky_inverse(factor)
 
 
@@ -200,9 +194,8 @@ def estimate_from_batch(z_ref: Tensor, mask: Tensor, aperture: float = APERTURE)
         matrix = solve_woodbury(features, count, aperture)
     else:
         matrix = solve_conceptor(features.T @ features / count, aperture)
-    energy_ref = (
-        formulas.energy_ratio(features, matrix).sum() / count
-    )  # rows that are not labelled are zero here: energy 0
+    # Unlabelled rows were set to zero, so their energy is 0.
+    energy_ref = formulas.energy_ratio(features, matrix).sum() / count
     return matrix.to(torch.float32), energy_ref.to(torch.float32)
 
 
@@ -221,8 +214,8 @@ def _moments(
             sums = torch.zeros((2, wide.shape[1], wide.shape[1]), dtype=dtype, device=wide.device)
         elif sums.shape[1] != wide.shape[1]:
             raise ValueError(
-                f"features must have one dimension, got a batch with D={wide.shape[1]} after one with "
-                f"D={sums.shape[1]}: pass features of one layer of one model"
+                f"features must have the same D in every batch, got a batch with D={wide.shape[1]} after one "
+                f"with D={sums.shape[1]}: pass features of one layer of one model"
             )
         unit = wide / wide.square().sum(1, keepdim=True).clamp_min(formulas.NORM_FLOOR)
         with torch.autocast(wide.device.type, enabled=False):
@@ -230,14 +223,14 @@ def _moments(
             sums[1].addmm_(unit.T, wide)
         count += wide.shape[0]
     if sums is None or (count == 0 and process_group is None):
-        raise ValueError("features holds no row: a subspace needs labelled features to be fitted to")
+        raise ValueError("features has no rows: pass the labelled features that the subspace is fitted to")
     total = torch.tensor(float(count), dtype=dtype, device=sums.device)
     if process_group is not None:
         dist.all_reduce(sums, group=process_group)
         dist.all_reduce(total, group=process_group)
         if total == 0:
             raise ValueError(
-                "features holds no row on any rank: a subspace needs labelled features to be fitted to"
+                "features has no rows on any rank: pass the labelled features that the subspace is fitted to"
             )
     if not torch.isfinite(sums).all():
         raise ValueError(_NON_FINITE)
@@ -316,9 +309,9 @@ def _check_matrix(matrix: Tensor) -> None:
 
 
 def _outside(wide: Tensor) -> str | None:
-    """On which side an eigenvalue of a symmetric fp64 matrix leaves [0, 1] by more than 2e-6, or None.
+    """The side on which an eigenvalue of a symmetric fp64 matrix leaves [0, 1] by more than 2e-6, or None.
 
-    A Cholesky factorisation fails just then.
+    In that case, and only then, a Cholesky factorisation fails.
     """
     identity = torch.eye(wide.shape[0], dtype=wide.dtype, device=wide.device)
     for shifted, side in ((wide + 2e-6 * identity, "negative"), ((1 + 2e-6) * identity - wide, "above 1")):

@@ -60,14 +60,14 @@ class Table:
         for row in self.rows:
             if len(row.cells) != len(self.header):
                 raise ValueError(
-                    f"rows must have as many cells as the header ({len(self.header)}), "
-                    f"got {len(row.cells)}: {row.cells}"
+                    f"rows must have as many cells as the header ({len(self.header)}), got {len(row.cells)}: "
+                    f"{row.cells}"
                 )
         grouped = sum(columns for _, columns in self.groups)
         if self.groups and grouped != len(self.header) - self.headings:
             raise ValueError(
-                f"groups must cover the {len(self.header) - self.headings} columns after the headings, "
-                f"got {grouped}: {self.groups}"
+                f"groups must cover the {len(self.header) - self.headings} columns after the headings, got "
+                f"{grouped}: {self.groups}"
             )
 
     @classmethod
@@ -105,7 +105,7 @@ class Table:
         return "\n".join([head, "|" + "---|" * len(self.header), *body])
 
     def html(self) -> Markup:
-        """A `<table>`, its texts escaped; a note stands in `<small>` below its text."""
+        """A `<table>` with escaped texts; a note is in `<small>` below its text."""
         cells = [
             ([cell if isinstance(cell, Cell) else Cell(cell) for cell in row.cells], row.emphasised)
             for row in self.rows
@@ -113,7 +113,7 @@ class Table:
         return Markup(_HTML.render(table=self, rows=cells))
 
     def _lines(self) -> list[list[str]]:
-        """Header and rows as texts. A group's title stands before each of its columns."""
+        """Header and rows as texts. A group's title is repeated before each of its columns."""
         titles = [""] * self.headings + [
             f"{title}: " for title, columns in self.groups for _ in range(columns)
         ]

@@ -1,6 +1,4 @@
-"""The checks of a call. Every message names the argument, its value and the remedy; nothing is cast or
-broadcast.
-"""
+"""The checks of a call; nothing is cast or broadcast."""
 
 from __future__ import annotations
 
@@ -18,8 +16,8 @@ from eagc_ops.subspace import Subspace
 def check_settings(settings: Coordination) -> None:
     for name in ("lambda_a", "lambda_p"):
         value = getattr(settings, name)
-        if not _is_finite_and_positive(value):
-            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}")
+        if not _is_finite_and_not_negative(value):
+            raise ValueError(f"{name} must be a finite number >= 0, got {value!r}; 0 switches this part off")
     if settings.anchor not in get_args(Anchor):
         raise ValueError(f"anchor must be one of {get_args(Anchor)}, got {settings.anchor!r}")
     if settings.tau not in get_args(Tau):
@@ -27,9 +25,9 @@ def check_settings(settings: Coordination) -> None:
 
 
 def checked_execution(impl: str, precision: str) -> Execution:
-    """The record of both choices. Whether the device can honour them is seen in `check_call`."""
+    """The record of both choices; `check_call` checks that the device supports them."""
     if impl == "reference":  # its name up to version 0.1
-        warnings.warn('impl="reference" is now called "fp64"', DeprecationWarning, stacklevel=3)
+        warnings.warn('impl="reference" is deprecated; use impl="fp64"', DeprecationWarning, stacklevel=3)
         impl = "fp64"
     for name, value, known in (("impl", impl, Implementation), ("precision", precision, Precision)):
         if value not in get_args(known):
@@ -41,8 +39,7 @@ def check_subspace(subspace: Subspace) -> None:
     if not isinstance(subspace, Subspace):
         raise TypeError(
             f"subspace must be a Subspace, got {type(subspace).__name__}; Subspace.conceptor(features) fits "
-            "one, "
-            "Subspace(matrix, energy_ref) wraps your own matrix"
+            "one, Subspace(matrix, energy_ref) wraps your own matrix"
         )
 
 
@@ -55,8 +52,7 @@ def check_tensors(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
         if type(x).__name__ == "DTensor":
             raise TypeError(
                 f"{name} must be a plain tensor, got a DTensor: pass the local rows ({name}.to_local()), and "
-                "let "
-                "EAGC(process_group=...) share the mean among the ranks"
+                "let EAGC(process_group=...) share the mean among the ranks"
             )
         if x.device != z.device:
             raise ValueError(
@@ -77,7 +73,7 @@ def check_tensors(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
 def check_call(
     z: Tensor, matrix: Tensor, execution: Execution, loss_scale: Tensor | float | None, return_token: bool
 ) -> None:
-    """The rest that must hold before anything runs, including the update of a running Ebar."""
+    """The remaining checks, made before anything runs (the update of a running Ebar included)."""
     dim, subspace_dim = z.shape[-1], matrix.shape[0]
     if subspace_dim != dim:
         raise ValueError(
@@ -98,7 +94,7 @@ def check_call(
 
 def check_scalar(name: str, value: Tensor | float, z: Tensor) -> None:
     if not isinstance(value, Tensor):
-        if not _is_finite_and_positive(value):
+        if not _is_finite_and_not_negative(value):
             raise ValueError(
                 f"{name} must be a finite number >= 0 or a 0-d floating tensor on {z.device}, got {value!r}"
             )
@@ -107,7 +103,7 @@ def check_scalar(name: str, value: Tensor | float, z: Tensor) -> None:
         raise ValueError(f"{name} must be a number or a 0-d floating tensor on {z.device}, got {actual}")
 
 
-def _is_finite_and_positive(value: object) -> bool:
+def _is_finite_and_not_negative(value: object) -> bool:
     return isinstance(value, (int, float)) and 0 <= value < float("inf")
 
 
@@ -115,8 +111,7 @@ def _check_features(z: Tensor) -> None:
     if z.ndim < 1 or not z.is_floating_point() or z.element_size() < 2:
         raise ValueError(
             f"z must be a floating tensor (..., D) of 16 bits or more, got {tuple(z.shape)} {z.dtype}: pass "
-            "features as "
-            "fp32, bf16, fp16 or fp64"
+            "features as fp32, bf16, fp16 or fp64"
         )
     if z.shape[-1] == 0:
         raise ValueError(f"z has shape {tuple(z.shape)}, so D=0: pass features (..., D) with D >= 1")
@@ -140,14 +135,12 @@ def _check_reference_features(z_ref: Tensor, z: Tensor) -> None:
     if z_ref.shape != z.shape:
         raise ValueError(
             f"z_ref has shape {tuple(z_ref.shape)} but z has {tuple(z.shape)}: the shapes must be equal "
-            "(unlabelled rows "
-            "may hold anything)"
+            "(unlabelled rows may hold anything)"
         )
     if not z_ref.is_floating_point():
         raise TypeError(f"z_ref must be floating, got {z_ref.dtype}: pass the reference model's features")
     if z_ref.requires_grad:
         raise ValueError(
             "z_ref requires grad, but it is a constant of the operator: compute it under torch.no_grad(), or "
-            "pass "
-            "z_ref.detach()"
+            "pass z_ref.detach()"
         )

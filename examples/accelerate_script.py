@@ -4,7 +4,7 @@
     ACCELERATE_USE_CPU=1 torchrun --standalone --nproc-per-node 2 accelerate_script.py  # no GPU
 
 `accelerator.backward` divides the loss by the accumulation steps and scales it under fp16, so the scale
-token is added to the loss. With several processes `process_group` makes the anchor one mean over all of
+token is added to the loss. With several processes, `process_group` makes the anchor one mean over all of
 them.
 """
 

@@ -2,9 +2,9 @@
 
     python amp_accumulation.py
 
-The anchor term is not linear in the gradient, so it must be scaled as the loss is. The scale token does that:
-it is 0, it is added to the loss, and the gradient that reaches it is the scale. The script trains with the
-token, and first shows that without it the scaled gradient is wrong.
+The anchor term is not linear in the gradient, so it must be scaled like the loss. The scale token does that:
+it is 0, it is added to the loss, and the gradient that reaches it is the scale. The script first shows that
+the scaled gradient is wrong without the token, and then trains with it.
 """
 
 import torch
@@ -18,7 +18,7 @@ INPUT, DIM, CLASSES, MICRO_BATCHES = 32, 16, 10, 4
 
 
 def backward(encoder, head, reference, eagc, scaler, batches, use_token=True):
-    """Accumulate the gradients of the micro-batches; returns the mean loss."""
+    """Accumulate the gradients of the micro-batches, and return the mean loss."""
     total = 0.0
     for images, label, mask in batches:
         with torch.autocast(DEVICE, dtype=torch.bfloat16):

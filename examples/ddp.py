@@ -3,9 +3,9 @@
     torchrun --standalone --nproc-per-node 2 ddp.py
 
 DDP averages gradients over ranks. The anchor is a mean over labelled rows, and ranks may have different
-numbers of them: `process_group` makes it one mean over all ranks, so that two processes give the gradient
-of one. The script uses gloo and a CPU; on GPUs choose nccl and move models and batches to the rank's
-device.
+numbers of them: `process_group` makes it one mean over all ranks, so that two processes give the same
+gradient as one. The script uses gloo and a CPU; on GPUs choose nccl and move models and batches to the
+rank's device.
 """
 
 import copy

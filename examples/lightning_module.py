@@ -4,7 +4,7 @@
     python lightning_module.py
 
 Lightning scales the loss itself, for accumulation and mixed precision, so the training step adds the scale
-token. With several devices build `EAGC(..., process_group=torch.distributed.group.WORLD)` in `setup`.
+token. With several devices, build `EAGC(..., process_group=torch.distributed.group.WORLD)` in `setup`.
 """
 
 import lightning

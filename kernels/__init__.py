@@ -1,13 +1,13 @@
-"""Tensors in, tensors out: the backward of EAGC by three implementations. No autograd, no modules, no
-training.
+"""The backward of EAGC in three implementations, from tensors to tensors: no autograd, no modules.
 
     fp64      the formulas, term by term, in double precision
     torch     plain torch: the CPU path, and the dense form for GPUs without Triton
-    triton    one fused kernel (CUDA and ROCm; CPU tensors where Triton interprets)
+    triton    one fused kernel (CUDA and ROCm; CPU tensors under Triton's interpreter)
 
-Read the files in this order: `records` (what travels), `formulas` (what is computed), `torch_path` and
-`fused` (how), `tiles` and `launch` (the host side of the Triton kernel), `dispatch` (which implementation
-serves), `aot` (the Triton kernels compiled for GPUs that are not present).
+Read the files in this order: `records` (inputs, settings, results), `formulas` (the mathematics),
+`torch_path` and `fused` (the fast implementations), `tiles` and `launch` (the host side of the Triton
+kernel), `dispatch` (the choice of an implementation), `aot` (compiling the Triton kernels for GPUs that are
+not present). `copies` keeps matrices derived from S.
 """
 
 from .dispatch import coordinate, energies, implementation, labelled_energy, why_not_triton

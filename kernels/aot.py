@@ -1,7 +1,7 @@
-"""Compile the launch table for GPUs that are not present, and report what the compilers say about it.
+"""Compile the launch table for GPUs that are not present, and report the resources of the compiled code.
 
-Nothing here is a speed: registers, spills and shared memory are facts of the compiled code, and blocks per SM
-follow from them. A kernel fails the gate on spill stores or loads (as ptxas counts them), on fp64
+Nothing here measures speed: registers, spills and shared memory are read from the compiled code, and blocks
+per SM follow from them. A kernel fails the gate on spill stores or loads (as ptxas counts them), on fp64
 instructions, or on more shared memory than a block may have.
 """
 
@@ -27,25 +27,24 @@ from .records import Precision, Tau
 from .tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, pick
 
 KERNELS = ("coordinate", "labelled_energy")
-TF32: tuple[Precision, ...] = ("tf32x3", "tf32")  # types of NVIDIA's tensor cores
+TF32: tuple[Precision, ...] = ("tf32x3", "tf32")  # on NVIDIA's tensor cores only
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 @dataclass(frozen=True)
 class Limits:
-    """The limits of one SM (or CU): registers, warps (waves) and blocks; shared memory in bytes; lanes per
-    warp.
+    """The limits of one SM (or CU).
 
-    A warp gets its registers in groups of `register_group`, from the quarter of the file that belongs to its
-    scheduler (SIMD). A block takes `reserved` bytes of shared memory beyond its own.
+    A warp gets its registers in groups of `register_group`, from the quarter of the register file that
+    belongs to its scheduler (SIMD). A block takes `reserved` bytes of shared memory beyond its own.
     """
 
     registers: int
-    warps: int
+    warps: int  # or waves
     blocks: int
-    shared: int
-    shared_per_block: int
-    lanes: int
+    shared: int  # bytes
+    shared_per_block: int  # bytes
+    lanes: int  # per warp
     register_group: int = 256  # 8 per lane
     reserved: int = 1024  # CUDA keeps 1 KB per block
 
@@ -69,9 +68,9 @@ LIMITS = {
 class Case:
     """One compilation. `rows` and `dim` are the largest that the table entry serves in practice.
 
-    z_ref has `dtype`, or is fp32 (`wide_ref`). With `far_rows` g, z and z_ref lie in storage beyond 2 GB, as
-    z = tokens[:, 0] of many tokens does; in smaller storage AMD's launches use 32-bit addresses. With `count`
-    the number of labelled rows is an argument.
+    z_ref has `dtype`, or is fp32 (`wide_ref`). With `far_rows`, g, z and z_ref lie in storage of more than
+    2 GB, as z = tokens[:, 0] of many tokens does; in smaller storage, launches on AMD use 32-bit addresses.
+    With `count`, the number of labelled rows is an argument.
     """
 
     kernel: str
@@ -99,11 +98,10 @@ class Resources:
 
 
 def cases(*, subset: bool = False) -> Iterator[Case]:
-    """Every entry of the table x dtype x architecture of its family x kernel; then uneven D, options and
-    precisions.
+    """Every table entry x dtype x architecture x kernel, then uneven D, options and precisions.
 
-    `subset` keeps the cases that a quick test run can afford: the first entry per architecture that serves D
-    >= 768, in one dtype.
+    `subset` keeps the cases that a quick test run can afford: for each architecture the first entry that
+    serves D >= 768, in one dtype.
     """
     if subset:
         for arch, dtype in zip(LIMITS, ("fp32", "bf16", "fp16", "bf16", "fp32", "bf16")):
@@ -123,8 +121,8 @@ def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resour
 
 
 def compile_case(case: Case) -> Resources:
-    # Triton prints the log of the very ptxas run that makes the binary if it is told to, and if its cache is
-    # bypassed.
+    # With these two settings Triton bypasses its cache and prints the log of the ptxas run that makes the
+    # binary.
     knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
     with contextlib.redirect_stdout(io.StringIO()) as log:
         compiled = compiled_kernel(case)
@@ -175,8 +173,8 @@ def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64
 def source(case: Case) -> ASTSource:
     """The kernel with the argument types of a real launch.
 
-    Pointers are aligned, row strides are divisible by 16 where D is, and on AMD pointers reach less than 2
-    GB.
+    Pointers are aligned, row strides are divisible by 16 if D is, and on AMD pointers span less than 2 GB
+    (except with `far_rows`).
     """
     kernel = getattr(fused, f"{case.kernel}_kernel")
     dtype, hip = DTYPES[case.dtype], case.arch.startswith("gfx")
@@ -224,13 +222,13 @@ def as_record(case: Case, resources: Resources) -> dict[str, Any]:
 def _cases_of(arch: str) -> Iterator[Case]:
     shapes = []
     for entry in (entry for entry in TABLE if entry.family == FAMILY[arch]):
-        # A tile that serves rows on both sides of SCAN_LIMIT is two kernels: up to the limit the kernel finds
-        # its rows itself.
+        # A tile that serves rows on both sides of SCAN_LIMIT gives two kernels: up to the limit, the kernel
+        # finds its rows itself.
         for rows in sorted({min(entry.max_rows, SCAN_LIMIT), min(entry.max_rows, 65536)}):
-            # ptxas allocates registers anew for every D: the paper's D is compiled beside the largest.
+            # ptxas allocates registers differently for every D: the paper's D is compiled beside the largest.
             shapes += [(rows, dim) for dim in sorted({min(entry.max_dim, 768), min(entry.max_dim, 4096)})]
-    # Beyond the entries: the paper's batch; D that no tile divides; below, D = 512, where bf16 takes most
-    # registers.
+    # Not in the table: the paper's batch, and D that no tile divides. D = 512, where bf16 takes most
+    # registers, follows below.
     shapes += [(256, 768), (256, 100), (4096, 1000), (65536, 4095)]
     for rows, dim in shapes:
         for dtype in DTYPES:
@@ -274,7 +272,7 @@ def _number(pattern: str, text: str) -> int:
     match = re.search(pattern, text)
     if not match:
         raise RuntimeError(
-            f"the compiler's report has no {pattern!r}; a newer version of it may print something "
-            f"else:\n{text[-2000:]}"
+            f"the compiler's report has no {pattern!r}; a different compiler version may word it "
+            f"differently:\n{text[-2000:]}"
         )
     return int(match.group(1))

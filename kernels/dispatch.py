@@ -1,4 +1,4 @@
-"""The choice of an implementation for a call, and the call itself. No autograd, no modules."""
+"""The choice of an implementation for a call, and the call itself."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def coordinate(g: Tensor, inputs: Inputs, settings: Coordination, execution: Exe
         return g.clone()
     impl = implementation(execution, g.device, inputs.z.dtype)
     if settings.lambda_a == 0:
-        inputs = inputs._replace(z_ref=None)  # no anchor: labelled rows pass to the bit, whatever z_ref holds
+        inputs = inputs._replace(z_ref=None)  # no anchor: labelled rows keep their bits, even if z_ref is NaN
     with _without_autocast(g.device.type):
         if impl == "triton":
             return _launch().coordinate(g, inputs, settings, execution.precision).gradient
@@ -37,8 +37,8 @@ def coordinate(g: Tensor, inputs: Inputs, settings: Coordination, execution: Exe
 def energies(inputs: Inputs, settings: Coordination, execution: Execution) -> tuple[Tensor, Tensor]:
     """Energy ratio and tau of every row, (rows,) each, NaN on labelled rows, in fp32 or wider.
 
-    They are for logging: the Triton kernel forms both on the way to the gradient, and here plain torch
-    computes them.
+    They are for logging, and plain torch computes them even if Triton serves the call: its kernel forms both
+    only in backward, on the way to the gradient.
     """
     impl = implementation(execution, inputs.z.device, inputs.z.dtype)
     with _without_autocast(inputs.z.device.type):
@@ -79,15 +79,14 @@ def labelled_energy(
 
 
 def implementation(execution: Execution, device: torch.device, dtype: torch.dtype) -> Implementation:
-    """The implementation that serves `execution` on this device and dtype; raises if the choice cannot be
-    honoured.
+    """The implementation for a device and dtype; raises an error if `execution` asks for the impossible.
 
     >>> implementation(Execution("auto"), torch.device("cpu"), torch.float64)
     'torch'
     """
     impl, precision = execution
     if impl == "auto" and precision == "auto" and device.type == "cpu":
-        return "torch"  # the first question, because it is asked at every call
+        return "torch"  # checked first, because it is the common case and every call comes here
     if impl not in get_args(Implementation):
         raise ValueError(f"impl must be one of {get_args(Implementation)}, got {impl!r}")
     if precision not in get_args(Precision):
@@ -100,11 +99,11 @@ def implementation(execution: Execution, device: torch.device, dtype: torch.dtyp
         if impl != "triton" or torch.version.hip:
             raise ValueError(
                 f"precision={precision!r} is for the Triton kernel on NVIDIA GPUs, "
-                f'and impl="{impl}" serves here; use precision="auto"'
+                f'but impl="{impl}" serves this call; use precision="auto"'
             )
         if dtype != torch.float32:
             raise ValueError(
-                f'precision={precision!r} is for float32 inputs, z is {dtype}; use precision="auto"'
+                f'precision={precision!r} is for float32 inputs, but z is {dtype}; use precision="auto"'
             )
     return impl
 
@@ -114,7 +113,7 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     if importlib.util.find_spec("triton") is None:
         return "Triton is not installed"
     if dtype not in (torch.float32, *HALF):
-        return f"the kernel takes float32, bfloat16 and float16, z is {dtype}"
+        return f"the kernel takes float32, bfloat16 and float16, but z is {dtype}"
     if device.type == "cpu":
         if _launch().INTERPRETED:
             return None
@@ -127,21 +126,17 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         # The kernel waits for its stores by vmcnt. From gfx10 on vmcnt counts loads only, so the last program
         # might read shares that have not arrived.
         arch = architecture(device)
-        return (
-            None
-            if arch.startswith("gfx9")
-            else f"its memory fence is written for CDNA (gfx9...), the GPU is {arch}"
-        )
+        if arch.startswith("gfx9"):
+            return None
+        return f"its memory fence is written for CDNA (gfx9...), but the GPU is {arch}"
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than sm_80"
     return None
 
 
 def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
-    """A backward inside an autocast block must not narrow the products. The question is cheaper than
-    torch.autocast.
-    """
-    if torch.is_autocast_enabled(device_type):
+    """Switch autocast off: a backward inside an autocast block must not narrow the products."""
+    if torch.is_autocast_enabled(device_type):  # a cheaper check than entering torch.autocast every time
         return torch.autocast(device_type, enabled=False)
     return contextlib.nullcontext()
 

@@ -1,7 +1,7 @@
-"""The formulas of EAGC in plain torch, in whatever dtype the inputs have. On fp64 inputs they are the oracle
-of every test.
+"""The formulas of EAGC in plain torch, in the dtype of the inputs.
 
-Rows are samples, S is the known-class subspace (a conceptor, S = R (R + aperture^-2 I)^-1), and g = dL/dz.
+In fp64 they are the oracle of every test. Rows are samples, S is the known-class subspace (a conceptor,
+S = R (R + aperture^-2 I)^-1), and g = dL/dz.
 
     E_i   = clamp(z_i S z_i^T / max(|z_i|^2, 1e-12), 0, 1)                energy ratio
     tau_i = clamp(1 - E_i / (Ebar + 1e-6), 0, 1)                          projection weight
@@ -26,9 +26,7 @@ ENERGY_FLOOR = 1e-6  # added to Ebar before the division
 
 
 def coordinate(g: Tensor, inputs: Inputs, settings: Coordination) -> Coordinated:
-    """The coordinated gradient of g (rows, D), and the energy ratio and tau of every row, labelled rows
-    included.
-    """
+    """The coordinated gradient of g (rows, D), with the energy ratio and tau of all rows, labelled or not."""
     z, z_ref, mask, matrix, _, scale, labelled = inputs
     energy, tau = energy_and_tau(inputs, settings)
     projected = g - settings.lambda_p * tau[:, None] * (g @ matrix)
@@ -66,9 +64,7 @@ def clamped_ratio(inside: Tensor, total: Tensor) -> Tensor:
 
 
 def projection_weight(energy: Tensor, energy_ref: Tensor | float) -> Tensor:
-    """tau: 0 for a row as deep in the known-class subspace as labelled rows are on average, 1 for a row
-    outside it.
-    """
+    """tau: 0 for a row with at least the mean energy ratio of labelled rows, 1 for a row with none."""
     return (1 - energy / (energy_ref + ENERGY_FLOOR)).clamp(0, 1)
 
 
@@ -78,17 +74,16 @@ def anchor_step(number: Number, dim: int, settings: Coordination) -> Number | fl
 
 
 def labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
-    """(sum of E over the labelled rows, number of labelled rows): what a running mean energy needs."""
+    """(sum of E over the labelled rows, number of labelled rows), for the running mean of E."""
     energy = energy_ratio(z, matrix)
     return torch.stack([torch.where(mask, energy, 0).sum(), mask.sum().to(energy.dtype)])
 
 
 def updated_energy_ref(energy_ref: Tensor, labelled: Tensor, momentum: float) -> Tensor:
-    """Ebar <- momentum * Ebar + (1 - momentum) * batch mean; unchanged if no row is labelled or the mean is
-    not finite.
+    """Ebar <- momentum * Ebar + (1 - momentum) * batch mean.
 
-    `labelled` is the pair that `labelled_energy` returns. A selection decides, so the host does not wait for
-    a GPU.
+    It is unchanged if no row is labelled or the mean is not finite; `torch.where` decides, so the host does
+    not wait for a GPU. `labelled` is the pair that `labelled_energy` returns.
     """
     total, count = labelled.unbind()
     mean = total / count
@@ -96,8 +91,6 @@ def updated_energy_ref(energy_ref: Tensor, labelled: Tensor, momentum: float) ->
 
 
 def updated_number(energy_ref: float, total: float, count: float, momentum: float) -> float:
-    """`updated_energy_ref` on plain numbers: on a CPU the five small tensor operations cost more than they
-    compute.
-    """
+    """`updated_energy_ref` on Python numbers: on a CPU, operations on 0-d tensors are mostly overhead."""
     mean = total / count if count else math.nan
     return momentum * energy_ref + (1 - momentum) * mean if math.isfinite(mean) else energy_ref

@@ -22,7 +22,7 @@ from . import formulas
 
 NORM_FLOOR = tl.constexpr(formulas.NORM_FLOOR)
 ENERGY_FLOOR = tl.constexpr(formulas.ENERGY_FLOOR)
-# By default min and max drop NaN, but a non-finite row has to stay visible.
+# By default min and max drop NaN, but a non-finite row must stay visible.
 KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 
 
@@ -121,7 +121,7 @@ def coordinate_kernel(
     matrix_ptr,  # (D, D) contiguous, symmetric
     energy_ref_ptr,  # () fp32, Ebar
     scale_ptr,  # () fp32, loss scale; None: 1
-    count_ptr,  # () fp32, N_l agreed on by all ranks; None: counted here
+    count_ptr,  # () fp32, N_l averaged over the ranks; None: counted here
     out_ptr,  # (rows, D) contiguous, dtype of g
     product_ptr,  # (rows, D) fp32 scratch for g S; may be out_ptr when out is fp32
     partial_ptr,  # (column blocks, 2, rows) fp32 scratch
@@ -183,9 +183,8 @@ def coordinate_kernel(
     # Unlabelled rows: the projection.
     if group * BLOCK_M < unlabelled:
         valid = index >= 0
-        safe = tl.where(valid, index, 0).to(
-            tl.int64
-        )  # rows past the end repeat row 0 and are never stored: no mask in the loop
+        # Rows past the end repeat row 0 and are never stored, so the loop needs no mask for them.
+        safe = tl.where(valid, index, 0).to(tl.int64)
         rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
         m_block = valid[:, None] & m_cols[None, :]
         a_gs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -319,7 +318,7 @@ def labelled_energy_kernel(
             groups = (labelled + BLOCK_M - 1) // BLOCK_M
             all_groups = arrivals_ptr + tl.num_programs(1)
             if _arrive(all_groups, AMD) == groups - 1:
-                # The last group of all adds the groups' sums, again in their own order.
+                # The last group to arrive adds the sums of all groups, again in a fixed order.
                 total = 0.0
                 for start in range(0, groups, BLOCK_N):
                     other = start + tl.arange(0, BLOCK_N)
@@ -331,7 +330,7 @@ def labelled_energy_kernel(
                 tl.store(sums_ptr + 1, labelled.to(tl.float32))
                 before = tl.load(energy_ref_ptr)
                 mean = total / labelled.to(tl.float32)
-                finite = tl.abs(mean) < float("inf")  # false for NaN too: such a batch leaves Ebar alone
+                finite = tl.abs(mean) < float("inf")  # False for NaN too: such a batch leaves Ebar unchanged
                 after = tl.where(finite, momentum * before + (1.0 - momentum) * mean, before)
                 if UPDATE:
                     tl.store(energy_ref_ptr, after)

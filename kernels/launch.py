@@ -1,8 +1,7 @@
-"""The host side of the Triton kernels: choose a tile, allocate, launch. No autograd, and the host never
-waits.
+"""The host side of the Triton kernels: choose a tile, allocate, launch, and never wait for the device.
 
-Importing this module needs Triton. It runs on CUDA and ROCm devices, and on CPU tensors when Triton
-interprets (TRITON_INTERPRET=1 set before the first import).
+Importing this module needs Triton. It runs on CUDA and ROCm devices, and on CPU tensors under Triton's
+interpreter (TRITON_INTERPRET=1 set before the first import).
 """
 
 from __future__ import annotations
@@ -28,17 +27,13 @@ TRITON_DTYPE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.fl
 def coordinate(
     g: Tensor, inputs: Inputs, settings: Coordination, precision: Precision = "auto", tile: Tile | None = None
 ) -> Coordinated:
-    """`formulas.coordinate` in one launch; energy and tau of labelled rows are NaN. There must be at least
-    one row.
-    """
+    """`formulas.coordinate` in one launch, for at least one row; energy and tau of labelled rows are NaN."""
     rows, dim = g.shape
     g, z = _with_unit_columns(g), _with_unit_columns(inputs.z)
     z_ref = None if inputs.z_ref is None else _with_unit_columns(inputs.z_ref)
     plan = _Plan(z, inputs.matrix, precision, tile, None if z_ref is None else z_ref.dtype)
     out = torch.empty((rows, dim), dtype=g.dtype, device=g.device)
-    product = (
-        out if out.dtype == torch.float32 else torch.empty((rows, dim), dtype=torch.float32, device=g.device)
-    )
+    product = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
     energy, tau = torch.empty((2, rows), dtype=torch.float32, device=g.device)
     order, unlabelled = _order(inputs.mask)
     with _on_device(g.device):
@@ -113,9 +108,9 @@ def warmup(
 ) -> None:
     """Compile every form of a call with this many rows ahead of a CUDA graph capture.
 
-    The forms: without z_ref, with z_ref in z's dtype and, beside half features, in fp32; with and without
-    scale and the number of labelled rows. Outside a capture the half copy of the matrix is ready afterwards
-    too. A capture casts the matrix itself, as a part of the graph, and so follows later writes to it.
+    The forms differ in z_ref (none, in z's dtype and, for half features, in fp32) and in whether scale and
+    the number of labelled rows are passed. The call also makes the half copy of the matrix for use outside a
+    capture. A capture casts the matrix itself, as a part of the graph, and so follows later writes to it.
     """
     z = torch.zeros((rows, matrix.shape[0]), dtype=dtype, device=matrix.device)
     mask = torch.arange(rows, device=matrix.device) % 2 == 0
@@ -132,8 +127,9 @@ def warmup(
 def autotune(
     rows: int, dim: int, dtype: torch.dtype, device: torch.device, timer: Callable[[Callable[[], Any]], float]
 ) -> dict[Tile, float]:
-    """Seconds per tile of the table on the device at hand, by `timer(run)`; min(result, key=result.get) is
-    the fastest.
+    """Seconds of a call with each tile of the table, on this device.
+
+    `timer(run)` returns the seconds of `run()`. The fastest tile is min(result, key=result.get).
     """
     z = torch.randn((rows, dim), dtype=dtype, device=device)
     mask = torch.arange(rows, device=device) % 2 == 0
@@ -167,14 +163,12 @@ def constants(
 
 
 def compile_options(tile: Tile) -> dict[str, Any]:
-    # Fusion is requested explicitly: Triton's default changes after 3.9.
+    # FMA fusion is requested explicitly, because Triton's default changes after 3.9.
     return {"num_warps": tile.warps, "num_stages": tile.stages, "enable_fp_fusion": True}
 
 
 class _Plan:
-    """A launch for z: its tile and grid, the matrix in the dtype of the products, scratch for the energy
-    shares.
-    """
+    """The tile, the grid and the options of a launch for z, with the matrix in the dtype of the products."""
 
     def __init__(
         self,
@@ -191,17 +185,17 @@ class _Plan:
         self.grid = (triton.cdiv(self.dim, tile.block_n), triton.cdiv(self.rows, tile.block_m))
         shared = constants(tile, self.rows, z.dtype, precision, amd=torch.version.hip is not None)
         self.options = shared | compile_options(tile)
-        if (
-            INTERPRETED
-        ):  # the interpreter cannot multiply bf16: every operand is widened at load, which is exact
+        # The interpreter cannot multiply bf16: every operand is widened at load, which is exact.
+        if INTERPRETED:
             self.options["DOT"] = tl.float32
 
     def partial(self) -> Tensor:
+        """Scratch for the shares of z S z^T and |z|^2."""
         return torch.empty((self.grid[0], 2, self.rows), dtype=torch.float32, device=self.device)
 
 
 def _with_unit_columns(x: Tensor) -> Tensor:
-    """Rows may be strided (a slice of a wider tensor), columns not: an expanded gradient is written out."""
+    """x, or a contiguous copy: rows may be strided (a slice of a wider tensor), but not columns."""
     return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
 
 
@@ -215,11 +209,9 @@ _counters: dict[tuple[torch.device, int], Tensor] = {}
 
 
 def _arrivals(plan: _Plan) -> Tensor:
-    """Zeroed arrival counters. The kernels leave them zero, so one set per device and stream serves all
-    launches on it.
+    """Zeroed arrival counters, one set per device and stream: the kernels leave them zero.
 
-    A CUDA graph may be replayed on any stream, at the same time as other work: inside a capture the counters
-    are its own.
+    A CUDA graph may be replayed on any stream, at the same time as other work, so a capture gets its own.
     """
     needed = plan.grid[1] + 1
     stream = 0
@@ -234,5 +226,5 @@ def _arrivals(plan: _Plan) -> Tensor:
 
 
 def _on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
-    """Triton launches on the current device, which need not be the tensor's."""
+    """Make the tensor's device the current one, on which Triton launches."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()

@@ -33,7 +33,7 @@ class Inputs(NamedTuple):
         return Inputs(*(x if x is None else x.to(device) for x in self))  # type: ignore[arg-type]
 
     def widened(self, dtype: torch.dtype) -> Inputs:
-        """The same inputs, computed with in `dtype`."""
+        """The same inputs with all that enter products in `dtype`."""
         z_ref = None if self.z_ref is None else self.z_ref.to(dtype)
         return self._replace(
             z=self.z.to(dtype),
@@ -53,7 +53,7 @@ class Coordination(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """Which implementation computes, and how its products round."""
+    """The implementation, and the precision of its products."""
 
     impl: Implementation = "auto"
     precision: Precision = "auto"

@@ -1,8 +1,7 @@
-"""The launch table, as data: which tile the fused kernels use for an architecture, a number of rows, D and a
-dtype.
+"""The launch table: the tile of the fused kernels for an architecture, a number of rows, D and a dtype.
 
-The entries are seeds from the resources of compiled kernels and a traffic model; none was tuned on hardware.
-`pick` reads them; `launch.coordinate(..., tile=Tile(...))` takes any tile.
+The entries were chosen from the resources of compiled kernels and a traffic model; none was tuned on
+hardware. `pick` reads them; `launch.coordinate(..., tile=Tile(...))` takes any tile.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class Entry:
         return Tile(self.block_m, self.block_n, 32 if dtype == torch.float32 else 64, self.warps, self.stages)
 
 
-# A family shares shared-memory size per SM, hence tiles: 164-228 KB (wide), 100 KB (narrow), 64 KB of LDS
-# (cdna).
+# Architectures of a family have similar shared memory per SM, and so the same tiles: 164-228 KB (wide),
+# 100 KB (narrow), 64 KB of LDS (cdna).
 FAMILY = {
     "sm_80": "wide",
     "sm_90": "wide",
@@ -57,9 +56,7 @@ FAMILY = {
 }
 
 ANY = 1 << 31
-SCAN_LIMIT = (
-    4096  # rows up to which every program finds its rows itself; beyond, an ordering is computed first
-)
+SCAN_LIMIT = 4096  # up to here every program finds its rows itself; for more, they are sorted first
 # Few rows: small blocks, because the number of programs, not their efficiency, limits the speed (256 rows of
 # which half are unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads
 # all of S once. The warps are those with which ptxas does not spill at the gate's D. 4 warps spill in blocks
@@ -84,9 +81,9 @@ TABLE = (
 )
 
 
-# Some calls need more registers and get a small tile: D that the table's tiles do not divide (bounds checks),
-# z_ref in a dtype that is not z's (both widths in flight), tf32x3 (three products for one), half inputs
-# widened to fp32 products.
+# Some calls need more registers and get a small tile: those with a D that the table's tiles do not divide
+# (bounds checks), with z_ref in a different dtype than z (both widths in flight), in tf32x3 (three products
+# for one), and with half inputs widened to fp32 products.
 SMALL = Entry("any", ANY, ANY, 16, 32, 4, 3)
 WIDENED = Entry("any", ANY, ANY, 16, 32, 4, 4)
 
@@ -99,10 +96,10 @@ def pick(
     precision: str = "auto",
     z_ref_dtype: torch.dtype | None = None,
 ) -> Tile:
-    """The first entry of the architecture's family that covers the shape. An unknown architecture gets the
-    tiles that ask for least.
+    """The tile of the first entry of the architecture's family that covers the shape.
 
-    `dtype` is that of z, `z_ref_dtype` that of z_ref where there is one, `precision` as in `eagc_op`.
+    An unknown NVIDIA architecture gets the tiles of "narrow", an unknown AMD one those of "cdna". `dtype` is
+    the dtype of z, `z_ref_dtype` that of z_ref (None: no anchor), and `precision` is as in `eagc_op`.
 
     >>> pick("sm_80", 256, 768, torch.float32)
     Tile(block_m=16, block_n=64, block_k=32, warps=4, stages=4)
@@ -119,7 +116,7 @@ def pick(
 
 
 def chunks(rows: int) -> int:
-    """Chunks of 64 rows that the kernels look through, a power of two; irrelevant beyond SCAN_LIMIT."""
+    """The number of chunks of 64 rows that the kernels scan, a power of two; not used beyond SCAN_LIMIT."""
     return 1 << max(0, -(-min(rows, SCAN_LIMIT) // 64) - 1).bit_length()
 
 

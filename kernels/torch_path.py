@@ -1,9 +1,9 @@
 """EAGC in plain torch: the CPU path, and the path of GPUs without Triton.
 
-On a CPU the matrix products take the time, so the path computes fewer of them than the formulas suggest, with
-an equal result: it multiplies unlabelled rows only; z S z^T needs the upper triangle of S (58 % of the
-products at D = 768); rows with tau = 0 need no g S. `eagc bench operator` measures the gain. On a GPU,
-selecting rows by a mask would make the host wait for the device, so there the formulas run over all rows.
+On a CPU the matrix products take most of the time, so this path leaves out those that do not change the
+result: it multiplies unlabelled rows only; z S z^T needs the upper triangle of S (58 % of the products at
+D = 768); rows with tau = 0 need no g S. `eagc bench operator` measures the gain. On a GPU, selecting rows by
+a mask would make the host wait for the device, so there the formulas run over all rows.
 """
 
 from __future__ import annotations
@@ -17,10 +17,9 @@ from . import formulas
 from .copies import as_dtype, derived
 from .records import Coordination, Inputs
 
-ROWS_AT_ONCE = (
-    1024  # bounds the temporaries; larger blocks fall out of the cache and were 5 % slower at 4,096 rows
-)
-# columns of the triangle at a time: wider panels waste products, narrower ones are too small to be fast
+# Bounds the temporaries; larger blocks fall out of the cache and were 5 % slower at 4,096 rows.
+ROWS_AT_ONCE = 1024
+# Columns of the triangle at a time: wider panels waste products, narrower ones are too small to be fast.
 PANEL = 128
 
 
@@ -107,15 +106,15 @@ def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:
     panels = derived(matrix, ("panels", z.dtype), lambda matrix: _upper_panels(matrix.to(z.dtype)))
     for panel, columns in zip(panels, products.split(PANEL, 1)):
         torch.mm(z.narrow(1, 0, panel.shape[0]), panel, out=columns)
-    total = torch.linalg.vector_norm(z, dim=1).square_()  # one pass; a vecdot would write the squares out
+    total = torch.linalg.vector_norm(z, dim=1).square_()  # one pass; a vecdot would store the squares
     return formulas.clamped_ratio(products.mul_(z).sum(1), total)
 
 
 def _upper_panels(matrix: Tensor) -> list[Tensor]:
-    """Column panels of S down to the diagonal block; entries above that block are doubled to stand for their
-    mirror image.
+    """Column panels of S down to the diagonal block.
 
-    Doubling the columns of z instead, panel by panel, saves this copy but was measured to cost more.
+    Entries above that block are doubled, to stand for their mirror images too. Doubling the columns of z
+    instead, panel by panel, would save this copy but measured slower.
     """
     panels = []
     for start in range(0, matrix.shape[0], PANEL):
@@ -131,11 +130,11 @@ def _compute_dtype(z: Tensor) -> torch.dtype:
 
 
 def _blocks(mask: Tensor) -> tuple[Tensor, ...]:
-    """The indices of the rows where mask is True, at most ROWS_AT_ONCE at a time; none for no rows."""
+    """The indices of the rows where mask is True, at most ROWS_AT_ONCE at a time; () if there are none."""
     rows = mask.nonzero().view(-1)
-    return (
-        () if rows.shape[0] == 0 else (rows,) if rows.shape[0] <= ROWS_AT_ONCE else rows.split(ROWS_AT_ONCE)
-    )
+    if rows.shape[0] <= ROWS_AT_ONCE:
+        return (rows,) if rows.shape[0] else ()
+    return rows.split(ROWS_AT_ONCE)
 
 
 def _take(x: Tensor, rows: Tensor, dtype: torch.dtype) -> Tensor:

@@ -1,4 +1,7 @@
-"""Every benchmark, one after the other, with pictures. The rows of the throughput serve the roofline too."""
+"""Run every timed benchmark, one after the other, and draw the pictures.
+
+The roofline uses the results of the throughput benchmark.
+"""
 
 from __future__ import annotations
 

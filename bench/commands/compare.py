@@ -1,4 +1,4 @@
-"""Two results files: ratios, and which measurements became worse. The exit code is 1 if any did."""
+"""Compare two results files: ratios, and which measurements became worse. The exit code is 1 if any did."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = command_parser("compare", __doc__)
     parser.add_argument("a", type=Path, metavar="A.json", help="before")
     parser.add_argument("b", type=Path, metavar="B.json", help="after")
-    threshold = "a change beyond this share is a regression: 0.1 is 10 %% (default), 1 at most"
+    threshold = "a change for the worse beyond this share is a regression (default: 0.1, which is 10 %%)"
     parser.add_argument("--threshold", type=share, default=0.1, help=threshold)
     return parser.parse_args(argv)
 

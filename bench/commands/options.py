@@ -1,4 +1,4 @@
-"""The options that the commands share, and the checks that come before minutes of measuring."""
+"""The options that the commands share, and the checks that are made before minutes of measuring."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 
 from eagc_ops.console import Parser
 
-FEWER_ROUNDS = "fewer rounds: a look, not a result"
+FEWER_ROUNDS = "fewer rounds, for a quick look: too noisy to quote"
 RESULTS_FILE = "also write the results as JSON, with machine, versions and commit"
 
 
@@ -31,20 +31,14 @@ def command_parser(name: str, description: str | None, *, output: str = "", quic
 
 
 def seconds(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 < value < math.inf:
         raise argparse.ArgumentTypeError(f"must be a positive number of seconds, got {text}")
     return value
 
 
 def share(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = math.nan
+    value = _number(text)
     if not 0 < value <= 1:
         raise argparse.ArgumentTypeError(
             f"must be a share above 0 and at most 1, got {text}; for example, 0.1 is 10 %"
@@ -73,7 +67,7 @@ def make_folders(arguments: argparse.Namespace) -> None:
                 f"--{option} {path} cannot be written ({error}); choose a different place"
             ) from error
         if path.is_dir() and folder != path:
-            raise ValueError(f"--{option} {path} is a folder; give the name of a file")
+            raise ValueError(f"--{option} {path} is a folder; pass the name of a file")
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
@@ -82,5 +76,13 @@ def settings(arguments: argparse.Namespace) -> dict[str, Any]:
 
 
 def device() -> torch.device:
-    """The GPU if there is one."""
+    """The GPU if there is one, else the CPU."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def _number(text: str) -> float:
+    """The number, or NaN for a text that is none."""
+    try:
+        return float(text)
+    except ValueError:
+        return math.nan

@@ -41,7 +41,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
-    # Late: they import the training package, which must not delay `parse` and the restart of the process.
+    # Imported late: they import the training package, which must not delay `parse` and the restart.
     from eagc_ops.bench import overhead, tables
     from eagc_ops.bench.results_file import save
 
@@ -58,25 +58,13 @@ def run(arguments: argparse.Namespace) -> int:
         from eagc_ops.bench import pictures
 
         pictures.draw_overhead(arguments.picture, results)
-    setting = f"SimGCD with {arguments.backbone} at {IMAGE_SIZE} pixels, {arguments.rows} rows"
-    print(f"{setting}; medians (of {rounds} rounds for steps), quartiles in brackets\n")
-    for rows, table in (
-        ("steps", tables.steps),
-        ("steps", tables.memory),
-        ("evaluation", tables.evaluation),
-        ("reference", tables.reference_model),
-        ("epochs", tables.epochs),
-        ("conceptor", tables.solve),
-        ("bars", tables.bars),
-    ):
-        if results[rows]:  # the bars are promised for one setting only
-            print(table(results[rows]).markdown(), "\n")
-    print(tables.paper(results["paper"]).markdown())
+    print(f"{tables.overhead_note(results)}\n")
+    print("\n\n".join(table.markdown() for table in tables.overhead(results)))
     return 0
 
 
 def _open_data(arguments: argparse.Namespace, images: int) -> GCDData | None:
-    """The data set, if one was named; it must have `images` for the epochs, half of them labelled."""
+    """The data set, if one was named; it must have `images` images for the epochs, half of them labelled."""
     from eagc_ops.training.data import open_data
 
     if arguments.dataset is None:
@@ -92,8 +80,8 @@ def _open_data(arguments: argparse.Namespace, images: int) -> GCDData | None:
     labelled, unlabelled = len(data.labelled), len(data.unlabelled)
     if min(labelled, unlabelled) < images // 2 or labelled + unlabelled < arguments.rows // 2:
         raise ValueError(
-            f"{options} has {labelled} labelled and {unlabelled} unlabelled images; "
-            f"{images // 2} of each are needed, and {arguments.rows // 2} in all for --rows "
-            f"{arguments.rows}: choose a larger data set or fewer rows"
+            f"{options} has {labelled} labelled and {unlabelled} unlabelled images; {images // 2} of each "
+            f"are needed, and {arguments.rows // 2} in all for --rows {arguments.rows}: choose a larger data "
+            "set or fewer rows"
         )
     return data

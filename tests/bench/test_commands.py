@@ -14,7 +14,7 @@ from eagc_ops.training import data as training_data
 ROWS = [{"kind": "measured", "a": 1}]
 RESULTS = dict.fromkeys(("steps", "evaluation", "reference", "epochs", "conceptor", "paper"), ROWS) | {
     "bars": [],  # they are promised for one setting only
-    "settings": {},
+    "settings": {"backbone": "vit", "image_size": 224, "rows": 16, "rounds": 9},
 }
 
 

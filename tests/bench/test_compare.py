@@ -174,9 +174,9 @@ def test_other_settings_are_refused_by_name_and_value():
     a = results(ROW, settings={"threads": 1, "rows": 16, "device": "cpu", "rounds": 9})
     with pytest.raises(ValueError, match="different settings") as caught:
         compare(a, results(ROW, settings={"threads": 2, "rows": 16, "rounds": 3}))
-    assert "threads: 1 and 2; device: 'cpu' and 'not given'" in str(caught.value)
+    assert "threads: 1 and 2; device: 'cpu' and 'not set'" in str(caught.value)
     assert "rows" not in str(caught.value) and "rounds" not in str(caught.value)
-    with pytest.raises(ValueError, match="threads: 1 and 'not given'"):
+    with pytest.raises(ValueError, match="threads: 1 and 'not set'"):
         compare(a, one())
 
 
@@ -210,7 +210,7 @@ def test_on_another_machine_ratios_and_bytes_are_judged_and_seconds_are_not(part
     assert set(flagged(before, here)) == everything
     assert set(flagged(before, there)) == everything - {"seconds", "step_seconds", "launches"}
     shown = {c.measure: c for c in compare(before, there)}
-    assert shown["seconds"].ratio == 2 and shown["seconds"].note == "other machine"
+    assert shown["seconds"].ratio == 2 and shown["seconds"].note == "different machine"
 
 
 def test_another_version_of_this_package_is_the_same_machine():
@@ -303,7 +303,7 @@ def test_the_command(files, tmp_path, capsys):
     assert "3 measurements compared, 1 regressions beyond 10%" in out
     assert main(["compare", a, b, "--threshold", "1"]) == 0
     assert main(["compare", a, str(tmp_path / "none.json")]) == 2
-    assert "no results file" in capsys.readouterr().err
+    assert "not a results file" in capsys.readouterr().err
 
 
 def test_the_command_says_when_seconds_are_not_judged(files, capsys):

@@ -69,4 +69,4 @@ def test_page_faults_and_threads_are_those_of_the_call(tmp_path):
         "test_default": {"threads": 1, "page_faults": 40},
         "test_own": {"threads": 2, "page_faults": 7},
     }
-    assert "40 page faults a call: " in done.stdout
+    assert "40 page faults per call: " in done.stdout

@@ -217,5 +217,5 @@ class TestMeasuring:
     @pytest.mark.parametrize("text", ["{", "[]", '{"benchmark": "x"}'])
     def test_a_foreign_file_is_refused(self, tmp_path, text):
         (tmp_path / "x.json").write_text(text)
-        with pytest.raises(ValueError, match="no results file"):
+        with pytest.raises(ValueError, match="not a results file"):
             load(tmp_path / "x.json")

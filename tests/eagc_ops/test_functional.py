@@ -325,7 +325,7 @@ class TestErrors:
             (
                 {"subspace": lambda c: None, "z_ref": lambda c: None},
                 ValueError,
-                r"subspace and z_ref are both None: pass Subspace.conceptor\(labelled_features\), or z_ref",
+                r"subspace and z_ref are both None: pass subspace=Subspace.conceptor.*, or z_ref",
             ),
             ({"lambda_a": lambda c: -1.0}, ValueError, "lambda_a must be a finite number >= 0, got -1.0"),
             (

@@ -190,12 +190,12 @@ def test_copies_pickles_moves_and_prints():
         (
             lambda: Subspace.conceptor(features()[:0]),
             ValueError,
-            "features holds no row: a subspace needs labelled features",
+            "features has no rows: pass the labelled features",
         ),
         (
             lambda: Subspace.conceptor([]),
             ValueError,
-            "features holds no row: a subspace needs labelled features",
+            "features has no rows: pass the labelled features",
         ),
         (
             lambda: Subspace.conceptor(3),

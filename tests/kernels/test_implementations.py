@@ -240,7 +240,7 @@ def test_amd_gpus_that_the_fence_is_not_written_for_take_torch(monkeypatch, name
     if refused:
         with pytest.raises(
             RuntimeError,
-            match=rf"written for CDNA \(gfx9\.\.\.\), the GPU is {name}; use impl=.torch. or .auto.",
+            match=rf"written for CDNA \(gfx9\.\.\.\), but the GPU is {name}; use impl=.torch. or .auto.",
         ):
             kernels.implementation(Execution("triton"), gpu, torch.float32)
     else:

@@ -1,4 +1,4 @@
-"""What several commands share."""
+"""Constants and helpers that several commands share."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ MOVED = ("root", "split_file", "weights", "init", "trunk_cache", "device", "work
 
 
 def scores_text(scores: Mapping[str, Any], digits: int = 2) -> str:
-    """All, Old and New in percent; a dash for New if no image is new.
+    """All, Old and New in percent; a dash for a score that does not exist, as New without new images.
 
     >>> scores_text({"all": 0.5, "old": 0.5, "new": None})
     'All 50.00%  Old 50.00%  New -'

@@ -13,7 +13,7 @@ def main(argv: list[str]) -> int:
     """Inspect data sets on disk."""
     parser = Parser(prog="eagc data", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    line = "compare a data set with the published counts, and say what is wrong with it (exit code 1)"
+    line = "compare a data set with the published counts and list its faults (exit code 1 if it has any)"
     check = commands.add_parser("verify", help=line, description=line)
     check.add_argument("--dataset", required=True, choices=tuple(SPECS), help="data set")
     check.add_argument("--root", type=Path, help="its folder, unless the images come with a package")
@@ -25,7 +25,8 @@ def main(argv: list[str]) -> int:
     arguments = parser.parse_args(argv)
     root = arguments.root
     if not SPECS[arguments.dataset].bundled and (root is None or not root.expanduser().is_dir()):
-        check.error("--root is missing" if root is None else f"--root {root} is not a folder")
+        layout = f"pass a folder with {SPECS[arguments.dataset].layout}"
+        check.error(f"--root is missing: {layout}" if root is None else f"--root {root} is not a folder")
 
     from eagc_ops.training.data import verify  # torchvision takes seconds to import
 

@@ -27,7 +27,7 @@ def main(argv: list[str]) -> int:
     )
     settings = vars(parser.parse_args(argv))
     search = {name: settings.pop(name) for name in ("search", "largest", "restarts")}
-    # The batch size takes no part, but must fit a small data set.
+    # The batch size is not used, but it must fit a small data set.
     config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
 
     # Accelerate, timm and scikit-learn take seconds to import: --help and wrong options do not wait for them.

@@ -31,15 +31,16 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--pictures",
         action="store_true",
-        help="also draw what needs data and weights: energies and tau of whole sets, conceptor spectrum, "
-        "t-SNE, attention maps; the options below say where data and weights are, if they have moved",
+        help="also draw the figures that need data and weights: energies and tau of whole sets, conceptor "
+        "spectrum, t-SNE, attention maps; the options below say where data and weights are, if they have "
+        "moved",
     )
     add_config_arguments(parser, MOVED)
     settings = vars(parser.parse_args(argv))
     runs, output, pictures = (settings.pop(name) for name in ("runs", "output", "pictures"))
     if settings and not pictures:
         option = f"--{next(iter(settings)).replace('_', '-')}"
-        parser.error(f"{option} is for --pictures: without them no data and no weights are read")
+        parser.error(f"{option} is for --pictures: without it, neither data nor weights are read")
 
     from eagc_ops.training.report.page import write_report
 

@@ -1,6 +1,6 @@
 """`eagc table NAME`.
 
-The output folder has `runs/`, shared by all tables (a recipe is trained once), and for every table a folder
+The output folder holds `runs/`, shared by all tables (a recipe is trained once), and for every table a folder
 with `table.md` and `table.html`.
 """
 
@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 from eagc_ops.console import Parser, command, whole_number
-from eagc_ops.table import Table
 from eagc_ops.training.config import add_config_arguments
 from eagc_ops.training.data import DATASETS
 from eagc_ops.training.paper.planning import Order, plan_text
@@ -48,8 +47,8 @@ def main(argv: list[str]) -> int:
         return _overhead(parser, typed, options)
     if options["backbone"] is not None:
         parser.error(
-            f"--backbone {options['backbone']} is for overhead only: the table {name} says what it trains; "
-            "leave it out"
+            f"--backbone {options['backbone']} is for overhead only: the table {name} defines its own "
+            "backbones; leave it out"
         )
     own = list(dict.fromkeys(group.dataset for group in TABLES[name].groups))
     if options["dry_run"]:
@@ -59,14 +58,14 @@ def main(argv: list[str]) -> int:
         return 0
     if dataset is None:
         parser.error(
-            f"--dataset is missing: the paper has {', '.join(own)}, filled in one at a time; digits needs "
-            "no download"
+            f"--dataset is missing: the paper has {', '.join(own)}; choose one of them, or digits, which "
+            "needs no download"
         )
     return _fill(_order(dataset, options), options)
 
 
 def _parser() -> Parser:
-    """The options. Only those that were typed end up in the namespace: overhead refuses some."""
+    """The parser. Only typed options end up in the namespace, because overhead refuses some of them."""
     usage = (
         "eagc table NAME --dataset digits | eagc table NAME --dataset cub --root FOLDER --split-file FILE "
         "--weights FILE [options]"
@@ -137,7 +136,7 @@ def _fill(order: Order, options: Mapping[str, Any]) -> int:
     table = write_table(order.name, order.home, order.output / "runs")
     print(f"\n{table.text()}\n\ntable: {order.home / 'table.md'}, {order.home / 'table.html'}")
     seconds = f"{time.perf_counter() - started:.0f} s in all"
-    print(f"{seconds}; {failed} runs failed: the same command resumes them" if failed else seconds)
+    print(f"{seconds}; {failed} runs failed: run the same command to resume them" if failed else seconds)
     return 1 if failed else 0
 
 
@@ -154,10 +153,10 @@ def _overhead(parser: Parser, typed: Mapping[str, Any], options: Mapping[str, An
 
     for name in typed:
         if name not in ("name", "output", "dry_run", *MEASURED):
-            use = f"leave it out; there are {', '.join(map(_option, MEASURED))}"
             parser.error(
                 f"{_option(name)} is for training, but overhead is measured (on the GPU if there is one): "
-                f"{use}, and `eagc bench overhead` has more"
+                f"leave it out; there are {', '.join(map(_option, MEASURED))}, and `eagc bench overhead` has "
+                "more"
             )
     home = options["output"] / "overhead"
     results, picture = home / "table.json", home / "overhead.svg"
@@ -168,44 +167,23 @@ def _overhead(parser: Parser, typed: Mapping[str, Any], options: Mapping[str, An
     print(f"overhead (paper: {label}) is measured by: eagc bench overhead {' '.join(words)}", flush=True)
     if options["dry_run"]:
         print(
-            "ESTIMATE 5 min on one core of a CPU with ViT-S: 9 rounds of about 25 s, and the epochs; "
-            "nothing is trained"
+            "ESTIMATE 5 min on one CPU core with ViT-S: 9 rounds of about 25 s, and the epochs; no run is "
+            "trained"
         )
         return 0
     home.mkdir(parents=True, exist_ok=True)
     measuring = subprocess.run([sys.executable, "-m", "eagc_ops.cli", "bench", "overhead", *words])
     if measuring.returncode != 0:
         return measuring.returncode
-    from eagc_ops.training.paper.page import write_overhead
-
-    note, tables = _overhead_tables(results)
-    write_overhead(home, note, tables, picture.read_text(encoding="utf-8"))
-    print(f"table: {home / 'table.md'}, {home / 'table.html'}")
-    return 0
-
-
-def _overhead_tables(results: Path) -> tuple[str, list[Table]]:
-    """A sentence about the settings of a results file, and its tables."""
     from eagc_ops.bench import tables
     from eagc_ops.bench.results_file import load
+    from eagc_ops.training.paper.page import write_overhead
 
     measured = load(results)
-    settings = measured["settings"]
-    note = (
-        f"SimGCD with {settings['backbone']} at {settings['image_size']} pixels, {settings['rows']} rows; "
-        f"medians (of {settings['rounds']} rounds for steps), quartiles in brackets."
-    )
-    shown = [
-        tables.steps(measured["steps"]),
-        tables.memory(measured["steps"]),
-        tables.evaluation(measured["evaluation"]),
-        tables.reference_model(measured["reference"]),
-        tables.epochs(measured["epochs"]),
-        tables.solve(measured["conceptor"]),
-        tables.bars(measured["bars"]),
-        tables.paper(measured["paper"]),
-    ]
-    return note, [table for table in shown if table.rows]  # there are bars for one setting only
+    note, svg = f"{tables.overhead_note(measured)}.", picture.read_text(encoding="utf-8")
+    write_overhead(home, note, tables.overhead(measured), svg)
+    print(f"table: {home / 'table.md'}, {home / 'table.html'}")
+    return 0
 
 
 def _option(name: str) -> str:

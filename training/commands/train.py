@@ -14,8 +14,8 @@ from eagc_ops.training.config import CONFIGS, Config, add_config_arguments, conf
 def main(argv: list[str]) -> int:
     """Train a GCD method on a data set, with EAGC or without it (--no-eagc changes nothing else)."""
     usage = (
-        "eagc train --method simgcd --dataset cub --root FOLDER --split-file FILE --weights FILE "
-        "[--no-eagc] [options]"
+        "eagc train --method simgcd --dataset cub --root FOLDER --split-file FILE --weights FILE [--no-eagc] "
+        "[options]"
     )
     parser = Parser(prog="eagc train", usage=usage, description=main.__doc__)
     parser.add_argument(
@@ -36,7 +36,7 @@ def main(argv: list[str]) -> int:
     settings = vars(parser.parse_args(argv))
     output, run = settings.pop("output"), settings.pop("resume")
     if run is not None and output is not None:
-        parser.error("--resume continues in the folder of the run: leave --output out")
+        parser.error(f"--resume {run} continues in the folder of the run: leave --output out")
     config = None if run is not None else config_from_arguments(argparse.Namespace(**settings))
 
     # Accelerate and timm take seconds to import: --help and wrong options do not wait for them.
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
 
     if config is None:
         if is_main_process() and (run / "result.json").exists():
-            print(f"{run} is complete; nothing is left to train")
+            print(f"{run} is complete: there is nothing left to train")
         result = runs.resume(run, **settings)
     else:
         run = output or RUNS / _default_name(config)

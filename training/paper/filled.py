@@ -1,4 +1,4 @@
-"""What an output folder holds of a table: runs.json names the runs of every data set that was filled in."""
+"""The runs of a table in its output folder, where runs.json lists them for every data set."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Measures = Mapping[str, float]
 
 
 class Filled(NamedTuple):
-    """The runs of a table."""
+    """The runs that fill in a table."""
 
     conditions: dict[str, dict[str, Any]]  # data set -> date, machine, commit, preset, runs
     groups: list[str]  # titles of column groups; data sets that are not in the paper come first

@@ -1,4 +1,4 @@
-"""Fill in a table on one data set: check what it needs, train the runs that are left, record them."""
+"""Fill in a table on one data set: check the options, train the runs that are left, record them."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callabl
     """Train the runs that are left and record all runs of the order. Returns the number of runs that failed.
 
     `at_a_time`: runs at a time; None: one for each GPU, or on a CPU one for each core, up to 4.
-    `pretrain_epochs`: of the small encoder that a miniature needs if the order names no weights.
+    `pretrain_epochs`: epochs of the small encoder that a miniature needs if the order names no weights.
     """
     runs, started = order.runs(), time.perf_counter()
     check_needs(order.dataset, runs[0].config)
@@ -76,8 +76,8 @@ def check_needs(dataset: str, config: Config) -> None:
     spec, miniature = SPECS[dataset], MINIATURES.get(dataset)
     if miniature and config.backbone != miniature.backbone:
         raise ConfigError(
-            f"{config.backbone} needs photographs, and {dataset} are drawings of 8 x 8 pixels: "
-            "choose a different --dataset"
+            f"{config.backbone} needs photographs, but {dataset} are drawings of 8 x 8 pixels: choose a "
+            "different --dataset"
         )
     needs = []
     if not miniature and config.root is None:
@@ -95,16 +95,16 @@ def check_needs(dataset: str, config: Config) -> None:
         needs.append(f"--weights ({BACKBONES[config.backbone][1]}, {place})")
     if needs:
         raise ConfigError(
-            f"{spec.title} with {config.backbone} needs {', '.join(needs)}; --dry-run shows the plan "
-            "without them"
+            f"{spec.title} with {config.backbone} needs {', '.join(needs)}; --dry-run shows the plan without "
+            "them"
         )
 
 
 def jobs_of(runs: Sequence[PlannedRun]) -> list[Job]:
-    """A job for every different run.
+    """One job for each folder: rows may share runs.
 
-    Runs share trunk caches, reference models and subspaces: one job makes each of them, and the others come
-    after it.
+    Runs share trunk caches, reference models and subspaces. One job makes each of these, and the jobs that
+    use it come after it.
     """
     facts: dict[tuple, dict[str, Any]] = {}
     maker: dict[tuple, Path] = {}
@@ -123,7 +123,7 @@ def jobs_of(runs: Sequence[PlannedRun]) -> list[Job]:
 
 
 def _facts(config: Config) -> dict[str, Any]:
-    """What run.json must say of data and encoder; this also builds the trunk cache."""
+    """The facts about data and encoder that run.json must have; this also builds the trunk cache."""
     facts = Experiment(config.replace(k=None)).facts
     return {"split_hash": facts.split_hash, "trunk": facts.trunk}
 

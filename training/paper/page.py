@@ -38,15 +38,14 @@ COLUMNS = {  # measure: heading, digits
 }
 _MEAN_GROUP = "Average"  # title of the group with the mean over data sets
 
-CellOf = Callable[
-    [PaperRow, str, str, int], Cell
-]  # (row, title of the group, measure, its place in the paper)
+# (row, title of the group, measure, its place in the paper's row) -> cell
+CellOf = Callable[[PaperRow, str, str, int], Cell]
 
 
 def write_table(name: str, folder: Path, store: Path) -> Table:
-    """Write `folder`/table.md and table.html from the runs noted there, whose folders are in `store`.
+    """Write `folder`/table.md and table.html from the runs of `folder`/runs.json, which are in `store`.
 
-    Returns the first table without the columns and rows that only the paper fills.
+    Returns the table of results without the columns and rows for which only the paper has values.
     """
     filled = read_filled(name, folder, store)
     tables = [_results(name, filled), _differences(name, filled), _beside(name, filled)]
@@ -58,7 +57,7 @@ def write_table(name: str, folder: Path, store: Path) -> Table:
 
 
 def write_overhead(folder: Path, note: str, tables: Sequence[Table], svg: str) -> None:
-    """Write `folder`/table.md and table.html of the overhead table, which is measured and not trained."""
+    """Write `folder`/table.md and table.html of the overhead table, which is measured, not trained."""
     picture = Markup(svg[svg.index("<svg") :])
     _write(folder, "overhead", note, [("", table) for table in tables], picture=picture)
 
@@ -99,7 +98,7 @@ def _results(name: str, filled: Filled) -> tuple[str, Table]:
     table = TABLES[name]
 
     def cell(row: PaperRow, group: str, measure: str, place: int) -> Cell:
-        if group == _MEAN_GROUP:  # over the paper's data sets; a dash unless all of them have runs
+        if group == _MEAN_GROUP:  # over the paper's data sets; NaN, so a dash, unless all of them have runs
             means = [_mean(filled, row.key, own.title, measure) for own in table.groups]
             values = [statistics.fmean(means)]
         else:
@@ -113,7 +112,7 @@ def _results(name: str, filled: Filled) -> tuple[str, Table]:
 
 
 def _differences(name: str, filled: Filled) -> tuple[str, Table]:
-    """Paired differences of rows; a row's key is "one - other"."""
+    """Paired differences between rows; the key of such a row is "one - other"."""
     table = TABLES[name]
     pairs = [(row, f"{row.key} - {other}") for row in table.rows for other in row.against]
     rows = [PaperRow(key, key, ours=row.ours) for row, key in pairs]
@@ -154,7 +153,7 @@ def _beside(name: str, filled: Filled) -> tuple[str, Table]:
         return _cell([value[measure] for value in filled.values(row.key, group).values()], measure, None)
 
     best = "Best epoch, chosen with the true labels of the same images, and therefore optimistic"
-    caption = best if "best_all" in table.beside else "Measured beside"
+    caption = best if "best_all" in table.beside else "Other measures"
     rows = [row for row in table.rows if row.method != ""]
     return caption, _table(name, filled._replace(groups=filled.measured), table.beside, rows, cell)
 
@@ -168,9 +167,9 @@ def _table(
     count: Callable[[PaperRow, str], int] | None = None,
     average: bool = False,
 ) -> Table:
-    """A group of columns for each title in `filled.groups`: the measures and n, the number of seeds.
+    """A group of columns for each title in `filled.groups`: the measures, and n, the number of seeds.
 
-    `count` gives n if it is not the number of finished runs; `average` adds the group with the mean over data
+    `count` gives n if it is not the number of finished runs; `average` adds a group with the mean over data
     sets.
     """
     rows = list(rows)

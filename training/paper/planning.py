@@ -25,7 +25,7 @@ from eagc_ops.training.paper.values import A100_EPOCH
 
 @dataclass(frozen=True)
 class Order:
-    """Which table is filled in on which data set, and how.
+    """A request to fill in one table on one data set.
 
     `output` holds `runs/`, shared by all tables, and a folder for every table.
     """
@@ -34,9 +34,9 @@ class Order:
     dataset: str
     output: Path
     preset: str = "release"  # of the rows with EAGC
-    seeds: int = 3  # 0 to seeds - 1
+    seeds: int = 3  # the seeds are 0 to seeds - 1
     trunk_cache: bool = False
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of every run: epochs
+    settings: Mapping[str, Any] = field(default_factory=dict)  # settings of every run: epochs
     places: Mapping[str, Any] = field(default_factory=dict)  # settings of the machine: root, weights, ...
 
     @property
@@ -93,7 +93,7 @@ def plan_text(order: Order) -> str:
 
 
 def _recipe_text(order: Order, run: PlannedRun) -> str:
-    """Method, preset, and the settings in which the row differs from them."""
+    """The method, the preset, and the settings that the row changes."""
     recipe = configuration(order.table, run.row, run.group, order.preset, order.settings)
     plain = resolve(recipe.method, order.dataset, recipe.preset).to_json()
     changes = [f"{name}={value}" for name, value in recipe.to_json().items() if value != plain[name]]
@@ -101,7 +101,7 @@ def _recipe_text(order: Order, run: PlannedRun) -> str:
 
 
 def _epochs_done(folder: Path) -> int | None:
-    """Epochs that a run has finished; None if it is complete."""
+    """The number of epochs that a run has finished; None if the run is complete."""
     if (folder / "result.json").exists():
         return None
     if not (folder / "run.json").exists():
@@ -110,7 +110,7 @@ def _epochs_done(folder: Path) -> int | None:
 
 
 def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
-    """Steps, and seconds if finished runs of this folder or the paper tell how long a step takes.
+    """Lines with the steps that are left, and their time if finished runs or the paper give that of a step.
 
     `left` has the configuration of each unfinished run, and its steps.
     """
@@ -123,7 +123,7 @@ def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
     measured = {method: _seconds_per_step(home, dataset, method) for method in methods}
     here = [steps * measured[config.method] for config, steps in left if measured[config.method]]
     if here:
-        source = f"by the steps of finished runs in {home}"
+        source = f"from the steps of finished runs in {home}"
         lines.append(f"  ESTIMATE {_duration(here)} for {len(here)} runs, one at a time, {source}")
     paper = [
         steps * A100_EPOCH[dataset, config.eagc] / steps_per_epoch(config)
@@ -131,12 +131,12 @@ def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
         if config.method == "simgcd" and (dataset, config.eagc) in A100_EPOCH and not measured["simgcd"]
     ]
     if paper:
-        source = "by the paper's epochs on one A100"
+        source = "from the paper's epochs on one A100"
         lines.append(
             f"  ESTIMATE {_duration(paper)} for the {len(paper)} runs of SimGCD, one at a time, {source}"
         )
     if rest := len(left) - len(here) - len(paper):
-        reason = f"none of their method is finished in {home}, and the paper gives none"
+        reason = f"no run of their method is finished in {home}, and the paper gives no time"
         lines.append(f"  {rest} runs have no time estimate: {reason}")
     if here or paper:
         lines.append("  (training steps only: reference models, evaluations and diagnoses come on top)")

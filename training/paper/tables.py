@@ -1,10 +1,9 @@
-"""The paper's tables as data: their rows, what each row trains, and on which data sets.
+"""The paper's tables as data: their rows, with the recipe of each, and their data sets.
 
-`plan` makes runs of them. A row that the paper prints under a method's name is that method's own recipe
+`plan` turns a table into runs. A row that the paper prints under a method's name is that method's own recipe
 (preset "baseline"): the paper quotes those numbers. The rows below it follow the recipe that came with EAGC
 (preset "release", or "paper"), which changes more than the operator. Rows named "recipe of + EAGC" are not in
-the paper: they train the same recipe without the operator. That is the fair baseline, and paired differences
-are taken to it.
+the paper: they train the same recipe without the operator. They are the fair baseline for paired differences.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ class Miniature(NamedTuple):
 
     switches: Mapping[str, Any]  # instead of the preset's
     machine: Mapping[str, Any]
-    backbone: str  # pretrained here if no weights are given
+    backbone: str  # pretrained here unless --weights names a file
     diagnose_every: int  # steps
     note: str
 
@@ -56,7 +55,7 @@ class PaperRow(NamedTuple):
     preset: str | None = None  # None: the preset chosen for the table
     switches: Mapping[str, Any] = {}
     marks: tuple[str, ...] = ()  # under the table's `heads`
-    against: tuple[str, ...] = ()  # keys of the rows to which its paired differences are taken
+    against: tuple[str, ...] = ()  # keys of the rows that its paired differences subtract
     ours: bool = False  # not in the paper
 
     @property
@@ -90,7 +89,7 @@ class PaperTable(NamedTuple):
     note: str = ""
 
     def groups_of(self, dataset: str) -> list[ColumnGroup]:
-        """Its groups for a data set; a data set that is not in the paper's table gets groups of its own."""
+        """The groups of a data set; one that is not in the paper's table gets groups of its own."""
         own = [group for group in self.groups if group.dataset == dataset]
         if own:
             return own
@@ -164,7 +163,7 @@ def configuration(
 
 
 def steps_per_epoch(config: Config) -> int:
-    """By the published number of images; 0 if none is published."""
+    """Steps per epoch by the published number of images; 0 if none is published."""
     return SPECS[config.dataset].train // config.batch_size
 
 
@@ -206,7 +205,7 @@ def _pairs(*methods: str) -> tuple[PaperRow, ...]:
 
 
 def _alone(method: str, title: str, **switches: Any) -> PaperRow:
-    """A change of recipe that came with EAGC, alone on the method's own recipe."""
+    """The method's own recipe with only one of the changes that came with EAGC."""
     name = NAMES[method]
     return PaperRow(
         f"{name} {title}", f"{name}, {title}", method, "baseline", switches, ("x", "x"), (name,), ours=True
@@ -230,7 +229,7 @@ def _ours(title: str = "Ours") -> PaperRow:
 
 
 def _instead(title: str, **switches: Any) -> PaperRow:
-    """SelEx + EAGC with something of it replaced."""
+    """SelEx + EAGC with a part of it replaced."""
     return PaperRow(title, title, "selex", switches=switches, against=("SelEx + EAGC",))
 
 
@@ -294,8 +293,8 @@ TABLES: dict[str, PaperTable] = {
         switches={"mlp_head_layers": 0, "head_lr": 0.1, "lambda_p": 0.5, "lr_floor": 1.0},
         steps=200,
         note="Means over the first 200 steps (on digits: of every tenth), at the constant learning rate of "
-        "the start. GDC and SOC are those of the released code: GDC over the last block with the operator in "
-        "both gradients, SOC with unit-norm centred features and k = 16. GDC, clean compares the pure "
+        "the start. GDC and SOC are those of the released code: GDC over the last block with the operator "
+        "in both gradients, SOC with unit-norm centred features and k = 16. GDC, clean compares the pure "
         "supervised gradient with the applied one. SOC, paper's formula takes raw features.",
     ),
     "projection": PaperTable(
@@ -344,8 +343,8 @@ TABLES: dict[str, PaperTable] = {
         (CUB, CARS, IMAGENET100),
         _pairs("simgcd", "selex"),
         by_dataset={**{name: {"k": k} for name, k in ESTIMATED_K.items()}, "": {"k": "estimate"}},
-        note="K is that of the paper's estimate: 231 (CUB), 230 (Stanford Cars), 108 (ImageNet-100). For "
-        "other data sets it is estimated before training.",
+        note="K is the paper's estimate: 231 (CUB), 230 (Stanford Cars), 108 (ImageNet-100). For other data "
+        "sets it is estimated before training.",
     ),
     "reference-batch": PaperTable(
         "Effect of batch size for training the reference model (SimGCD + EAGC)",

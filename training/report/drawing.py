@@ -34,7 +34,7 @@ _STYLE = {
 
 
 class Picture(NamedTuple):
-    """A figure for a page. The caption says what is shown; a note is one remark on it."""
+    """A figure for a page, with a caption and remarks on it."""
 
     svg: Markup
     caption: str
@@ -47,7 +47,7 @@ def style() -> AbstractContextManager[None]:
 
 
 def line_style(i: int) -> dict[str, Any]:
-    """Colour and dashes of line i, 28 different ones; neighbours differ in both."""
+    """The colour and the dashes of line i; 28 lines are distinct, and neighbours differ in both."""
     return {"color": COLOURS[i % 7], "linestyle": DASHES[i % 4]}
 
 

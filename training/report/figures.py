@@ -1,7 +1,6 @@
-"""Figures of what run folders hold: accuracy, sweeps, gradient entanglement, energies and tau, losses.
+"""Figures from run folders: accuracy, sweeps, gradient entanglement, energies and tau, losses.
 
-A figure takes the groups of one problem and returns a `Picture`, or None if the groups have nothing to show
-in it.
+A figure takes the groups of one problem and returns a `Picture`, or None if the groups have no values for it.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def accuracy_figure(groups: Sequence[RunGroup]) -> Picture:
         figure,
         "Accuracy on the unlabelled training images after every epoch.",
         [
-            "One optimal matching of clusters to classes serves all three panels.",
+            "All three panels use one optimal matching of clusters to classes.",
             "Lines are means over seeds, bands one standard deviation to each side.",
             _seeds(groups),
         ],
@@ -75,8 +74,8 @@ def sweep_figure(groups: Sequence[RunGroup]) -> Picture | None:
         f"Accuracy against {settings}.",
         [
             same,
-            f"Finished runs, mean over seeds ({counts} a point); bars are one sample standard deviation to "
-            "each side (none for one seed).",
+            f"Points are means over the seeds of finished runs ({counts} per point); bars are one sample "
+            "standard deviation to each side (none for one seed).",
             f"Not in these curves: {', '.join(others)}." if others else "",
         ],
     )
@@ -137,7 +136,7 @@ def quantile_figure(groups: Sequence[RunGroup]) -> Picture | None:
         "Energy ratio and projection weight of the unlabelled rows of the logged training batches.",
         [
             "tau = clamp(1 - E / Ebar, 0, 1), where Ebar is the mean E of labelled rows.",
-            "EEP removes the share lambda_p tau of a row's gradient from the known-class subspace. A run "
+            "EEP removes the share lambda_p tau of a row's gradient inside the known-class subspace. A run "
             "with lambda_p = 0 does not use its tau.",
             "Lines are medians, bands reach from the 10 % to the 90 % quantile; all are means over seeds.",
             _seeds(coordinated),

@@ -49,7 +49,7 @@ def measures(run: RunRecord) -> dict[str, float]:
 
 
 def measured(groups: Sequence[RunGroup]) -> list[str]:
-    """The measures of gradient entanglement of which some run has a value."""
+    """The measures of gradient entanglement for which a run has a value."""
     lines = _diagnoses(groups)
     return [name for name in MEASURES if any(line.get(name) is not None for line in lines)]
 
@@ -59,10 +59,9 @@ def explanations(groups: Sequence[RunGroup]) -> list[str]:
     k = " or ".join(str(k) for k in sorted({line["k"] for line in _diagnoses(groups)}))
     texts = {
         "gdc": (
-            "GDC = 1 - cos of the supervised gradient and the whole gradient of the last block (or of all "
-            "trained parameters, if the run asks for it), on training batches.",
-            "GDC, clean: the supervised gradient without EAGC's operator, against the gradient that is "
-            "applied.",
+            "GDC is 1 minus the cosine between the supervised gradient and the whole gradient of the last "
+            "block (or of all trained parameters, if the run asks for it), on training batches.",
+            "GDC, clean: the supervised gradient without EAGC, against the gradient that is applied.",
             "GDC, release: the operator acts in both gradients, as in the released code.",
         ),
         "soc": (
@@ -73,16 +72,16 @@ def explanations(groups: Sequence[RunGroup]) -> list[str]:
         "rho_grad": (
             "rho_grad: share of the rows of known classes, labelled ones included, in the sum of |dL/dz| "
             "over a batch, where L is the method's whole loss before the operator acts. The grey line is "
-            "their share of the rows: rho_grad would be there if all rows pulled alike.",
+            "their share of the rows, which rho_grad would equal if |dL/dz| were the same for all rows.",
         ),
         "rho_in": (
             "rho_in: share of the energy of novel-class features inside the conceptor of the current "
             "labelled features (not of the reference model's), with the run's aperture.",
         ),
         "cos": (
-            "cos: cosine of the supervised gradient and the gradient of the whole loss of some rows of the "
-            "batch: the labelled ones, these and the unlabelled ones of known classes, these and the "
-            "unlabelled ones of novel classes, all. The operator takes no part.",
+            "cos: cosine between the supervised gradient and the gradient of the whole loss on some rows of "
+            "the batch: the labelled ones, these and the unlabelled ones of known classes, the labelled "
+            "ones and the unlabelled ones of novel classes, or all. The operator takes no part.",
         ),
     }
     names = measured(groups)
@@ -112,7 +111,7 @@ def plus_minus(values: Iterable[float], digits: int = 1, sign: str = "") -> str:
 
 
 def number(value: float | None, scale: float = 1.0) -> float:
-    """A value of a log line, where None stands for NaN."""
+    """A scaled value of a log line; NaN for None."""
     return math.nan if value is None else scale * value
 
 

@@ -1,7 +1,7 @@
 """One self-contained HTML page about runs: a table of results, figures, and the origin of every run.
 
-Everything is read from the run folders. Figures are SVG inside the page, and nothing is loaded from
-elsewhere. Pictures of weights need the data too and are drawn on request.
+Everything is read from the run folders. Figures are SVG inside the page, which loads nothing from elsewhere.
+Pictures of weights also need the data and are drawn on request.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from eagc_ops.files import atomic_write
 from eagc_ops.table import Cell, Row, Table
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import SPECS
+from eagc_ops.training.engine.facts import RunFacts
 from eagc_ops.training.report import drawing
 from eagc_ops.training.report.figures import FIGURES
 from eagc_ops.training.report.measures import SCORES, TITLES, measured, measures, plus_minus
@@ -39,11 +40,12 @@ def write_report(
     """Write `output`/report.html about the run folders `runs`, and return its path.
 
     `names` has the name of a configuration under the path of any of its runs; the others are called A, B, C,
-    ... `pictures=True` also draws what needs the runs' data and weights; `changes` say where these are now.
+    ... `pictures=True` also draws the figures that need the runs' data and weights; `changes` are settings
+    that say where these are now.
     """
     if changes and not pictures:
         raise ConfigError(
-            f"{', '.join(changes)} changes nothing without pictures: only they read data and weights"
+            f"{', '.join(changes)} changes nothing without pictures=True: only pictures read data and weights"
         )
     records = [read_run(path) for path in runs]
     sections = render_sections(records, names, weights=changes if pictures else None)
@@ -90,7 +92,7 @@ def templates(package: str) -> jinja2.Environment:
 def _section(
     runs: Sequence[RunRecord], groups: Sequence[RunGroup], weights: Mapping[str, Any] | None
 ) -> dict[str, Any]:
-    """The values of the section's template."""
+    """The values for the section's template."""
     pictures = [picture for draw in FIGURES if (picture := draw(groups)) is not None]
     weight_notes: list[str] = []
     if weights is not None:
@@ -114,7 +116,7 @@ def _section(
     }
 
 
-def _problem(facts: Mapping[str, Any]) -> str:
+def _problem(facts: RunFacts) -> str:
     return (
         f"{facts.images:,} images: {facts.labelled:,} labelled ones of {facts.known} known classes, "
         f"{facts.images - facts.labelled:,} unlabelled ones of {facts.classes} classes in all."
@@ -158,11 +160,12 @@ def _result_notes(groups: Sequence[RunGroup]) -> list[str]:
     notes = [
         "Values are mean ± sample standard deviation over the finished runs of a configuration, one run for "
         "each seed.",
-        "Accuracy is that on the unlabelled training images, after one optimal matching of clusters to "
+        "Accuracy is measured on the unlabelled training images, after one optimal matching of clusters to "
         "classes.",
         "The last epoch is the result. The best epoch is chosen with the true labels of the same images and "
         "is optimistic.",
-        "Seconds per epoch are the median of a run, wall clock, without the time for GDC and SOC.",
+        "Seconds per epoch are the median over the epochs of a run, in wall-clock time, without the time "
+        "for diagnosis.",
     ]
     if measured(groups):
         notes.append(

@@ -1,4 +1,4 @@
-"""Run folders as records, groups of runs that differ in nothing but the seed, and sweeps of one setting."""
+"""Run folders as records, groups of runs that differ only in the seed, and sweeps of one setting."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ class RunRecord(NamedTuple):
 
 
 class RunGroup(NamedTuple):
-    """Runs that differ in nothing but the seed and the machine: one configuration."""
+    """Runs that differ only in the seed and the machine: one configuration."""
 
     name: str
-    settings: str  # in which it differs from the other groups
+    settings: str  # those in which the groups differ, as text
     runs: list[RunRecord]
 
     @property
@@ -54,7 +54,7 @@ def read_run(path: str | Path) -> RunRecord:
 
 
 def by_problem(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
-    """Runs on the same images, split and number of classes; others are not comparable."""
+    """Lists of runs with the same images, split and number of classes; only these are comparable."""
     problems: dict[str, list[RunRecord]] = {}
     for run in runs:
         key = (run.config.dataset, run.facts.split_hash, run.facts.classes, run.facts.images)
@@ -89,8 +89,8 @@ def grouped(runs: Sequence[RunRecord], names: Mapping[Path, str] | None = None) 
 def sweeps(groups: Sequence[RunGroup]) -> list[Sweep]:
     """The numeric settings in which groups differ from a common centre, one at a time.
 
-    The centre is the group with the most others one step away. A setting counts if it has three values, or if
-    the centre and its steps are all the groups.
+    The centre is the group from which most other groups differ in one setting only. A setting gives a sweep
+    if it has three values, or if every group is the centre or differs from it in one setting only.
     """
     recipes = _recipes_with_numbers(groups)
     steps = [
@@ -121,7 +121,7 @@ def help_text(config: Config, setting: str) -> str:
 
 
 def _recipes_with_numbers(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
-    """The recipes of the groups; a `reference_blocks` of None becomes its number if a group has one."""
+    """The recipes of the groups; a `reference_blocks` of None becomes a number if any group has one."""
     recipes = [recipe(group.runs[0]) for group in groups]
     if any(values["reference_blocks"] is not None for values in recipes):
         for values, group in zip(recipes, groups):

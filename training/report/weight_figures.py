@@ -1,4 +1,4 @@
-"""Figures of what weights show: conceptor spectrum, energies and tau of whole sets, t-SNE, attention maps."""
+"""Figures from the weights of runs: conceptor spectrum, energies and tau, t-SNE, attention maps."""
 
 from __future__ import annotations
 
@@ -68,9 +68,9 @@ def spectrum_figure(subspaces: Sequence[KnownSubspace]) -> Picture | None:
         [
             "S = R (R + aperture^-2 I)^-1 with R = Z^T Z / N, where Z are the reference model's features of "
             "labelled images (test transform, not centred).",
-            f"Here S is that of configuration {known.group}, seed {known.run.config.seed}, whose S was "
-            f"fitted with aperture {own:g}.",
-            "An eigenvalue is the share of a direction that S keeps; their sum (right) is its soft rank.",
+            f"S is that of configuration {known.group}, seed {known.run.config.seed}, which was fitted with "
+            f"aperture {own:g}.",
+            "An eigenvalue is the share of a direction that S keeps; the sum (right) is the soft rank of S.",
             "A PCA subspace keeps K directions whole and drops the others (steps).",
         ],
     )
@@ -110,17 +110,17 @@ def energy_figure(looks: Sequence[Look]) -> Picture | None:
             "E is the share of a feature's energy inside the known-class subspace S; tau = clamp(1 - E / "
             "Ebar, 0, 1).",
             "The sets are the labelled images, the unlabelled images of known classes and the images of "
-            "novel classes, known and novel by the true labels.",
+            "novel classes; known and novel are told apart by the true labels.",
             _weights_note(shown),
             "Ebar (dashed) is the mean E of the labelled images under the reference model, or its running "
             "mean if energy_momentum is set.",
-            "EEP uses the tau of unlabelled images; that of labelled ones is for comparison.",
+            "EEP uses the tau of unlabelled images only; that of labelled images is shown for comparison.",
             *(
-                f"{look.name} has no subspace and is measured in that of {look.known.group}, "
-                "which has the same reference model."
+                f"{look.name} has no subspace and is measured in that of {look.known.group}, which has the "
+                "same reference model."
                 for look in borrowed
             ),
-            f"Left out, without a subspace of the same reference model: {', '.join(absent)}."
+            f"Left out, because no subspace of the same reference model exists: {', '.join(absent)}."
             if absent
             else "",
         ],
@@ -154,9 +154,9 @@ def tsne_figure(looks: Sequence[Look], data: GCDData, positions: Tensor) -> Pict
         figure,
         f"t-SNE of {len(positions):,} unlabelled images of {len(classes)} novel classes.",
         [
-            "The classes are the last ones by index and the true ones; every panel shows the same images.",
-            f"Unit-norm features of the encoder, test transform, perplexity {perplexity:.3g}, PCA start, "
-            f"t-SNE seed {TSNE_SEED}.",
+            "The classes are true classes, the last ones by index; every panel shows the same images.",
+            f"Features of the encoder are scaled to unit norm; test transform, perplexity {perplexity:.3g}, "
+            f"PCA start, t-SNE seed {TSNE_SEED}.",
             _weights_note(looks),
             "Distances between clusters and their sizes mean nothing in a t-SNE.",
         ],
@@ -195,8 +195,8 @@ def attention_figure(looks: Sequence[Look], data: GCDData, positions: Tensor) ->
         [
             "Each image is the first one of its class; the classes are spread over the known and the novel "
             "ones.",
-            "Colours run from violet to yellow, the largest weight in a row of images: they compare within "
-            "a row.",
+            "Colours run from violet to yellow, which is the largest weight in a row of images: compare "
+            "them within a row only.",
             _weights_note(looks),
         ],
     )

@@ -1,7 +1,7 @@
-"""What the weights of runs show on their data: energies, features, attention, conceptor spectra.
+"""Values from the weights of runs on their data: energies, features, attention, conceptor spectra.
 
-One run of a group is looked at, with the weights of its last epoch, in fp32, under the test transform. The
-true labels of unlabelled images tell known from novel ones here; training never sees them.
+Each group is represented by one run, with the weights of its last epoch, in fp32, under the test transform.
+The true labels of unlabelled images separate known from novel ones here; training never sees them.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from eagc_ops import Subspace
+from eagc_ops.console import one_line
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import GCDData
@@ -39,29 +40,29 @@ class KnownSubspace(NamedTuple):
 
 
 class Look(NamedTuple):
-    """What the weights of one run show."""
+    """The values from the weights of one run."""
 
     name: str  # of the group
     run: RunRecord | None  # None: the pretrained encoder
     points: Tensor  # (n, D), features z of `novel_sample`
-    attention: Tensor | None  # (images, h, w) on `image_sample`, mean over heads; None if the block hides it
+    attention: Tensor | None  # (images, h, w) on `image_sample`, mean over heads; None if not available
     energies: dict[str, Tensor] | None = None  # by set, (images,); None if there is no subspace
     known: KnownSubspace | None = None  # in which the energies were measured
 
 
 class Looks(NamedTuple):
-    """All looks at the groups of one problem, and the images they share."""
+    """The looks at all groups of one problem, and the images they share."""
 
     looks: list[Look]
     subspaces: list[KnownSubspace]
     data: GCDData | None  # None if no run could be opened
     novel: Tensor  # positions in the unlabelled set
     images: Tensor  # positions in the unlabelled set
-    notes: list[str]  # on what could not be looked at
+    notes: list[str]  # on groups, runs and values that are left out
 
 
 def look_at_weights(groups: Sequence[RunGroup], **changes: Any) -> Looks:
-    """Look at one run of each group. `changes`: settings of the machine, if data or weights have moved."""
+    """Look at one run of each group. `changes` are settings of the machine, if data or weights have moved."""
     chosen, notes = choose(groups)
     nothing = torch.zeros(0, dtype=torch.int64)
     result = Looks([], [], None, nothing, nothing, notes)
@@ -100,10 +101,10 @@ def look_at_weights(groups: Sequence[RunGroup], **changes: Any) -> Looks:
 
 
 def choose(groups: Sequence[RunGroup]) -> tuple[list[tuple[str, RunRecord]], list[str]]:
-    """(name, run) of at most `MOST` groups, and a note on the groups left out.
+    """(group name, run) of at most `MOST` groups, and a note on the groups left out.
 
-    The run has the lowest seed that all of them share, or else the lowest of its group. The first group
-    without the operator and the first one with it are always among them.
+    The run has the lowest seed that all of these groups share, or else the lowest seed of its group. The
+    first group without the operator and the first one with it are always included.
     """
     firsts = [
         next((i for i, group in enumerate(groups) if group.runs[0].config.has_operator == on), None)
@@ -122,17 +123,17 @@ def choose(groups: Sequence[RunGroup]) -> tuple[list[tuple[str, RunRecord]], lis
 
 
 def open_run(run: RunRecord, changes: Mapping[str, Any] | None = None) -> Experiment:
-    """The run with its pretrained encoder; data or weights that are not the run's are refused."""
-    # In fp32, wherever it was trained: a picture must not depend on the machine that draws it.
+    """The experiment of a run, with its pretrained encoder; different data or weights are refused."""
+    # Always in fp32: a picture must not depend on the machine that draws it.
     settings = {"precision": "no", "deterministic": False, "accumulation": 1, "device": "auto"}
     settings |= {name: value for name, value in (changes or {}).items() if name in run.config.help_texts()}
     experiment = Experiment(run.config.replace(**settings))
-    for fact, thing in (
-        ("split_hash", "root or split_file: images or classes"),
-        ("trunk", "weights: the pretrained encoder"),
+    for fact, fault in (
+        ("split_hash", "root or split_file has different images or classes than the run"),
+        ("trunk", "weights is a different pretrained encoder than that of the run"),
     ):
         if getattr(experiment.facts, fact) != getattr(run.facts, fact):
-            raise ConfigError(f"{thing} are not those of the run ({fact} differs)")
+            raise ConfigError(f"{fault} ({fact} differs)")
     experiment.student.eval()
     return experiment
 
@@ -153,10 +154,10 @@ def subspace_for(run: RunRecord, subspaces: Sequence[KnownSubspace]) -> KnownSub
 
 
 def spectrum(matrix: Tensor, aperture: float, other: float) -> Tensor:
-    """Eigenvalues (D,), descending, fp64, of a conceptor fitted with `aperture`, if it were `other`.
+    """Eigenvalues (D,) fp64, descending, that a conceptor fitted with `aperture` has at aperture `other`.
 
-    s = r / (r + aperture^-2) gives back the eigenvalue r of R, so the features are not needed: with
-    q = (other / aperture)^2 it becomes q s / (q s + 1 - s).
+    An eigenvalue s = r / (r + aperture^-2) determines the eigenvalue r of R, so the features are not needed:
+    with q = (other / aperture)^2 it becomes q s / (q s + 1 - s).
 
     >>> correlation = torch.diag(torch.tensor([3.0, 0.25], dtype=torch.float64))
     >>> spectrum(correlation @ torch.linalg.inv(correlation + 0.25 * torch.eye(2)), 2.0, 1.0)
@@ -175,7 +176,7 @@ def novel_sample(labels: Tensor, known: int) -> Tensor:
 
 
 def image_sample(labels: Tensor, known: int) -> Tensor:
-    """Positions of `IMAGES` unlabelled images, half of them known: the first ones of their classes."""
+    """Positions of up to `IMAGES` unlabelled images, half of known classes, each the first of its class."""
     classes = labels.unique()
     halves = (classes[classes < known], classes[classes >= known])
     return torch.tensor(
@@ -190,14 +191,14 @@ def views_of(data: GCDData, positions: Tensor) -> Tensor:
 
 
 def class_name(data: GCDData, label: int) -> str:
-    """The name of the folder of a class, if the data have folders, or else its re-indexed number."""
+    """The name of a class, if the data have names, or else its re-indexed number."""
     names = data.unlabelled.images.names
     position = int(data.unlabelled.uq_idx[data.unlabelled.labels == label][0])
     return names[int(data.unlabelled.images.targets[position])] if names else f"class {label}"
 
 
 def tsne(points: Tensor) -> np.ndarray:
-    """t-SNE (n, 2) of unit-norm features: the methods' classifiers and contrasts see directions only."""
+    """t-SNE (n, 2) of unit-norm features, because the methods' classifiers use directions only."""
     from sklearn.manifold import TSNE
 
     perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
@@ -209,7 +210,8 @@ def tsne(points: Tensor) -> np.ndarray:
 def attention_maps(encoder: AnchoredEncoder, images: Tensor) -> Tensor | None:
     """Attention (n, h, w) of the last block's CLS token to the patches, mean over heads.
 
-    CLS and registers have the rest of 1. None if the block does not give its attention away.
+    The weights of CLS and registers, which would make the sum 1, are left out. None if the block is not
+    timm's plain one.
     """
     if not _is_plain(encoder.tail[-1]):
         return None
@@ -223,13 +225,13 @@ def cls_attention(encoder: AnchoredEncoder, tokens: Tensor) -> Tensor:
     """Attention weights (B, heads, N) of the CLS query in the student's last block; they sum to 1.
 
     `tokens` (B, N, D) come from the trunk. The weights are computed from the block's q and k, because fused
-    attention does not give them away, and the CLS-only path forms no keys.
+    attention does not return them, and the CLS-only path forms no keys.
     """
     *middle, last = encoder.tail
     if not _is_plain(last):
         raise TypeError(
-            f"the last block must be timm's Block with plain attention, got {type(last).__name__}: "
-            "its q and k are not known here"
+            "the last block must be timm's Block with plain Attention, whose q and k are known; got "
+            f"{type(last).__name__}"
         )
     for block in middle:
         tokens = block(tokens)
@@ -241,7 +243,7 @@ def cls_attention(encoder: AnchoredEncoder, tokens: Tensor) -> Tensor:
 
 
 def _look_at_pretrained(experiment: Experiment, novel: Tensor, images: Tensor) -> Look:
-    """The encoder before a run's weights are loaded; plain images, also if the method adds prompts."""
+    """The encoder before a run's weights are loaded, on plain images, even if the method adds prompts."""
     encoder, data = experiment.student.encoder, experiment.data
     with torch.no_grad():
         parts = [
@@ -285,4 +287,4 @@ def _evenly(values: Tensor, count: int) -> Tensor:
 
 
 def _left_out(run: RunRecord, error: Exception) -> str:
-    return f"{run.path.name}: no pictures of its weights, {' '.join(str(error).split())}"
+    return f"{run.path.name}: no pictures of its weights: {one_line(error)}"

@@ -1,1 +1,1 @@
-"""Studies: sets of runs with their conclusions."""
+"""Studies: sets of runs, with a summary and conclusions."""

@@ -1,12 +1,10 @@
-"""The demo: what EAGC does to SimGCD, end to end on a small data set, on a CPU, without a download.
+"""The demo: SimGCD with and without EAGC, end to end on a small data set, on a CPU, without a download.
 
-1. Pretrain a small ViT on `digits` without labels, freeze its trunk, and check that its features are good
-enough (k-NN).
+1. Pretrain a small ViT on `digits` without labels, freeze its trunk, and check its features by k-NN.
 2. Train the reference model of every seed, and fit the known-class subspace.
 3. Train five variants over the same seeds: (a) SimGCD from the pretrained weights, (b) SimGCD warm-started
-from the
-   reference model, which is the fair baseline, (c) b + AGA, (d) b + EEP, (e) b + EAGC.
-4. Print the results, with paired differences against (b), and what they show.
+   from the reference model, which is the fair baseline, (c) b + AGA, (d) b + EEP, (e) b + EAGC.
+4. Print the results, with paired differences against (b), and the conclusions.
 """
 
 from __future__ import annotations
@@ -66,13 +64,12 @@ class WeakEncoderError(RuntimeError):
 def run_demo(
     home: Path, *, seeds: int, epochs: int, pretrain_epochs: int, at_a_time: int, fresh: bool, say: Say
 ) -> Path:
-    """Do everything that `home` does not hold yet, and return the report's path.
+    """Do the steps that are not finished in `home`, and return the report's path.
 
-    `say` gets the texts to print. `fresh` does everything again. Raises `WeakEncoderError` if pretraining
-    fails.
+    `say` prints a text. `fresh` does everything again. Raises `WeakEncoderError` if pretraining fails.
     """
-    # One thread per process: on busy cores small products lose more in thread hand-overs than they gain, and
-    # bits do not depend on the number of cores.
+    # One thread per process: with small products, more threads cost more than they gain on busy cores, and
+    # the bits would depend on the number of cores.
     torch.set_num_threads(1)
     if fresh:
         _remove(home)
@@ -99,7 +96,7 @@ def run_demo(
 
 
 def summary(measured: Measured) -> str:
-    """Two tables: mean ± std over seeds, and the same of paired differences against the baseline."""
+    """Two tables of mean ± std over seeds: of the values, and of paired differences against the baseline."""
     seeds = ", ".join(str(seed) for seed in measured[BASELINE])
     values = {
         variant: {name: [values[name] for values in by_seed.values()] for name in COLUMNS}
@@ -124,7 +121,7 @@ def differences(measured: Measured, variant: str, name: str) -> list[float]:
 
 
 def conclusions(measured: Measured) -> str:
-    """What the signs of the differences show, and what they do not show."""
+    """The conclusions that the signs of the differences allow, and those that they do not."""
     n = len(measured[BASELINE])
     lines = [f"The numbers show, (variant) against ({BASELINE}):"]
     for name in ("all", "new", "gdc_clean", "gdc_release", "soc_release"):
@@ -140,11 +137,11 @@ def conclusions(measured: Measured) -> str:
         f"  With {n} seed{'s' * (n > 1)}, all differences have the same sign by chance with probability "
         f"{chance:.0%}: nothing here is significant.",
         "  Ten classes of 8 x 8 digits and a ViT pretrained for a minute say nothing about CUB or ImageNet.",
-        "  The difference of (a) and (b) is the effect of the start, not of EAGC.",
+        "  The difference between (a) and (b) is the effect of the warm start, not of EAGC.",
         "  GDC release has the alignment term in both gradients, which lowers it by itself; GDC clean does "
         "not.",
-        "  Seconds are wall clock beside other runs and depend on the load; `eagc bench` measures the cost "
-        "of EAGC.",
+        "  Seconds are wall-clock time beside other runs and depend on the load; `eagc bench` measures the "
+        "cost of EAGC.",
     ]
     return "\n".join(lines)
 
@@ -161,15 +158,18 @@ def _config(home: Path, variant: str, seed: int, epochs: int) -> Config:
 
 
 def _prepare_references(home: Path, configs: list[Config], say: Say) -> str:
-    """Make what the runs of a seed share: reference model, subspace, trunk cache. Returns the trunk's key."""
+    """Make the reference model and the subspace of every seed, and the trunk cache.
+
+    Returns the fingerprint of the trunk.
+    """
     losses = []
     for config in configs:
         experiment = Experiment(config)
         experiment.prepare(home / "runs" / "references")
         losses.append(f"{experiment.reference_cross_entropy:.3f}")
     say(
-        f"2. Reference models of {len(configs)} seeds: cross-entropy {', '.join(losses)}; "
-        f"conceptors of aperture {configs[0].aperture}"
+        f"2. Reference models of {len(configs)} seeds: cross-entropy {', '.join(losses)}; conceptors with "
+        f"aperture {configs[0].aperture}"
     )
     return experiment.facts.trunk
 
@@ -201,12 +201,12 @@ def _story(folders: Mapping[tuple[str, int], Path]) -> str:
     for (variant, seed), run in runs.items():
         measured.setdefault(variant, {})[seed] = measures(run)
     warned = [f"WARNING {run.path.name}: {text}" for run in runs.values() for text in run.result["warnings"]]
-    faults = "\n".join(warned) or "No run warns: all predict K classes, and no tau is near 0."
-    return f"{summary(measured)}\n\n{faults}\n\n{conclusions(measured)}"
+    warnings = "\n".join(warned) or "No run has a warning: all predict K classes, and no tau is near 0."
+    return f"{summary(measured)}\n\n{warnings}\n\n{conclusions(measured)}"
 
 
 def _table(values: Mapping[str, Mapping[str, list[float]]], sign: str = "") -> Table:
-    """mean ± std of the values of variant -> measure."""
+    """mean ± std of the values, a row for each variant and a column for each measure."""
     rows = [
         Row([_title(variant), *(plus_minus(of[name], digits, sign) for name, (_, digits) in COLUMNS.items())])
         for variant, of in values.items()

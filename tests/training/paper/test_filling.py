@@ -88,7 +88,7 @@ def test_the_plan_knows_what_was_finished_before_the_kill(ablation):
     assert f"{DIGITS}: 14 runs, 2 finished, 1 begun" in ablation.plan
     steps = 1797 // 45  # the plan knows the published number of images
     assert f"left: {(11 * 2 + 1) * steps} optimizer steps in 12 runs" in ablation.plan
-    source = f"by the steps of finished runs in {re.escape(str(ablation.home))}"
+    source = f"from the steps of finished runs in {re.escape(str(ablation.home))}"
     assert re.search(rf"ESTIMATE \d+ (s|min) for 5 runs, one at a time, {source}", ablation.plan)
     assert "7 runs have no time estimate" in ablation.plan
 
@@ -244,7 +244,7 @@ def test_the_runs_follow_the_released_protocol(entanglement):
 
 def test_gdc_and_soc_are_those_of_the_runs(entanglement):
     lines, runs = entanglement.lines, entanglement.runs
-    beside = cells(entanglement.text.split("Measured beside")[1])
+    beside = cells(entanglement.text.split("Other measures")[1])
     for row in ("SimGCD", "LegoGCD", "SelEx"):
         for title, key in ((row, row), (f"{row}, recipe of + EAGC *", f"{row} recipe")):
             value, line = runs[key, DIGITS][0][1], lines[title][0]
@@ -283,7 +283,7 @@ def test_a_run_that_fails_leaves_the_others_and_code_1(tmp_path, capsys, small, 
     assert table(*options, "--pretrain-epochs", "1", "--jobs", "1") == 1
     out, err = capsys.readouterr()
     assert "FAILED: the loss is nan" in err
-    assert "1 runs failed: the same command resumes them" in out
+    assert "1 runs failed: run the same command to resume them" in out
     lines = cells((tmp_path / "projection" / "table.md").read_text())
     assert [lines[row][0][f"{DIGITS}: n"] for row in ("w/o EEP", "Ours")] == ["-", "1"]
     assert lines["w/o EEP"][0]["Aircraft: New"] == "- [63.6]"

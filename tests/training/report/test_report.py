@@ -237,7 +237,7 @@ def test_measures_are_drawn_that_some_run_has(tmp_path):
     assert len({panels[title].get_ylim() for title in cosines}) == 1  # one scale: they are compared
     caption = page.captions[1]
     assert "rho_grad: " in caption
-    assert "cos: cosine of" in caption
+    assert "cos: cosine between" in caption
     cells = [dict(zip(page.tables[0][0], row)) for row in page.tables[0][1:]]
     assert [row["rho_in"] for row in cells] == ["-", "0.500"]
     assert "cos: all" not in cells[0]
@@ -290,7 +290,7 @@ def test_one_setting_is_swept(tmp_path):
         np.testing.assert_allclose([low for low, _ in heights], expected - 10 / np.sqrt(2))
         np.testing.assert_allclose([high for _, high in heights], expected + 10 / np.sqrt(2))
     assert "Accuracy against aperture (aperture eta of the conceptor)." in page.captions[1]
-    assert "mean over seeds (2 a point)" in page.captions[1]
+    assert "means over the seeds of finished runs (2 per point)" in page.captions[1]
 
 
 def test_settings_are_swept_one_at_a_time_from_a_centre(tmp_path):

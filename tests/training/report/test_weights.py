@@ -149,7 +149,7 @@ def test_the_histograms_hold_the_energies_of_whole_sets(page, energies):
         assert [text.get_text() for text in energy_axis.texts] == [f"Ebar = {energy_ref:.3f}"]
         assert sum(values.std() > 1e-3 for values in sets) == 3  # not all alike
     assert "A has no subspace and is measured in that of B, which has the same reference model." in caption
-    assert "Left out, without a subspace of the same reference model: C." in caption
+    assert "Left out, because no subspace of the same reference model exists: C." in caption
     assert "seed 1, weights after the last epoch (2 epochs)" in caption
 
 
@@ -179,7 +179,7 @@ def test_the_spectrum_is_that_of_the_reference_features(page, runs):
         line = next(line for line in curves.lines if line.get_label() == f"PCA, K = {k}")
         heights = dict(zip(*line.get_data()))
         assert (heights[k], heights[k + 1]) == (1, 0)
-    assert "configuration B, seed 1, whose S was fitted with aperture 1.5" in caption
+    assert "configuration B, seed 1, which was fitted with aperture 1.5" in caption
 
 
 @pytest.mark.parametrize(
@@ -364,7 +364,7 @@ def test_a_run_without_its_data_is_named_and_the_rest_is_drawn(page, runs, data,
     lost = small_runs.small_config({**data, "root": str(tmp_path / "moved")}, epochs=1, seed=1, eagc=False)
     train(lost, tmp_path / "lost")
     (tmp_path / "moved").rename(tmp_path / "new place")
-    with pytest.warns(UserWarning, match=r"^lost: no pictures of its weights, root .*moved' is not a folder"):
+    with pytest.warns(UserWarning, match=r"^lost: no pictures of its weights: root .*moved' is not a folder"):
         text, figures, maps = drawn([tmp_path / "lost", runs["eagc1"]], tmp_path / "out")
     lines = re.findall(r"<li>(lost: no pictures.*?)</li>", text)
     assert len(lines) == 1
@@ -385,7 +385,7 @@ def test_a_run_without_its_data_is_named_and_the_rest_is_drawn(page, runs, data,
     assert stopped.value.code == 2
     assert (
         capsys.readouterr().err
-        == "eagc report: --root is for --pictures: without them no data and no weights are read\n"
+        == "eagc report: --root is for --pictures: without it, neither data nor weights are read\n"
     )
 
 
@@ -394,7 +394,7 @@ def test_other_weights_are_refused(runs, data, tmp_path):
     torch.save(load_backbone("vit_digits", image_size=16).state_dict(), tmp_path / "other.pth")
     with pytest.warns(
         UserWarning,
-        match="eagc1: no pictures of its weights, weights: the pretrained encoder are not those of the run",
+        match="eagc1: no pictures of its weights: weights is a different pretrained encoder",
     ):
         text, figures, maps = drawn([runs["eagc1"]], tmp_path, weights=str(tmp_path / "other.pth"))
     assert set(figures) == {"spectrum"}  # S is in the checkpoint

@@ -1,7 +1,7 @@
 """EAGC in a script with Hugging Face Accelerate.
 
-    python accelerate_script.py
-    ACCELERATE_USE_CPU=1 torchrun --standalone --nproc-per-node 2 accelerate_script.py  # no GPU
+    python examples/accelerate_script.py
+    ACCELERATE_USE_CPU=1 torchrun --standalone --nproc-per-node 2 examples/accelerate_script.py  # no GPU
 
 `accelerator.backward` divides the loss by the accumulation steps and scales it under fp16, so the scale
 token is added to the loss. With several processes, `process_group` makes the anchor one mean over all of

@@ -1,6 +1,6 @@
 """EAGC with mixed precision, a GradScaler and gradient accumulation.
 
-    python amp_accumulation.py
+    python examples/amp_accumulation.py
 
 The anchor term is not linear in the gradient, so it must be scaled like the loss. The scale token does that:
 it is 0, it is added to the loss, and the gradient that reaches it is the scale. The script first shows that

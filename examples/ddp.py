@@ -1,6 +1,6 @@
 """EAGC with DistributedDataParallel.
 
-    torchrun --standalone --nproc-per-node 2 ddp.py
+    torchrun --standalone --nproc-per-node 2 examples/ddp.py
 
 DDP averages gradients over ranks. The anchor is a mean over labelled rows, and ranks may have different
 numbers of them: `process_group` makes it one mean over all ranks, so that two processes give the same

@@ -1,7 +1,7 @@
 """EAGC in a LightningModule.
 
-    pip install 'eagc-ops[examples]'
-    python lightning_module.py
+    pip install '.[examples]'
+    python examples/lightning_module.py
 
 Lightning scales the loss itself, for accumulation and mixed precision, so the training step adds the scale
 token. With several devices, build `EAGC(..., process_group=torch.distributed.group.WORLD)` in `setup`.

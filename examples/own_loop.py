@@ -1,6 +1,6 @@
 """EAGC in a training loop of your own, in plain PyTorch. Every line that EAGC adds is marked `# EAGC`.
 
-    python own_loop.py
+    python examples/own_loop.py
 
 The data are synthetic: ten classes, five of them known, half of the images of known classes labelled. The
 encoder and the two losses stand for those of your method.

@@ -1,6 +1,6 @@
 """EAGC with a ViT from timm: `AnchoredEncoder` gives z and z_ref with one pass through the trunk.
 
-    python timm_vit.py
+    python examples/timm_vit.py
 
 The blocks below the trainable ones are frozen and the same in the student and in the reference model, so
 they run once. The images are synthetic and the ViT is small and has random weights; use your own with

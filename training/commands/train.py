@@ -23,7 +23,7 @@ def main(argv: list[str]) -> int:
         "--output",
         type=Path,
         metavar="RUN",
-        help="folder of the run [runs/<data set>-<method>-<preset>-seed<seed>]",
+        help="folder of the run [runs/<data set>-<method>-<preset>[-no-eagc]-seed<seed>]",
     )
     parser.add_argument(
         "--resume",

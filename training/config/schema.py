@@ -131,7 +131,7 @@ class Config(Settings):
 
     # Hardware, cache and log
     device: Annotated[Literal["auto", "cpu"], MACHINE] = Field(
-        "auto", description="where to train; auto: the device that Accelerate chooses"
+        "auto", description="device to compute on; auto: the one that Accelerate chooses"
     )
     precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="mixed precision (released numbers: no)"

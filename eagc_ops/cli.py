@@ -37,6 +37,9 @@ COMMANDS = {
         "train",
         "train the missing runs of a table of the paper, and print it beside the paper's values",
     ),
+    "table overhead": Command(
+        "eagc_ops.bench.paper_table", "bench", "measure the paper's overhead table on this machine"
+    ),
     "data": Command(
         "eagc_ops.training.commands.data", "train", "check a data set on disk (eagc data verify)"
     ),
@@ -62,10 +65,12 @@ def main(argv: list[str] | None = None) -> int:
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: eagc COMMAND [options]\n\nEnergy-Aware Gradient Coordinator.\n\ncommands:")
         for name, command in COMMANDS.items():
-            print(f"  {name:10} {command.help}")
+            print(f"  {name:14} {command.help}")
         print("\n`eagc COMMAND --help` shows a command's options.")
         return 0
     name, *options = argv
+    if options and f"{name} {options[0]}" in COMMANDS:  # a command of two words
+        name, *options = f"{name} {options[0]}", *options[1:]
     if name not in COMMANDS:
         print(f"eagc: unknown command {name!r}; must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2

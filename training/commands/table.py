@@ -7,8 +7,6 @@ with `table.md` and `table.html`.
 from __future__ import annotations
 
 import argparse
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -22,7 +20,6 @@ from eagc_ops.training.paper.tables import TABLES
 from eagc_ops.training.paper.values import PAPER
 
 PLACES = ("root", "split_file", "weights", "device", "workers")  # settings of the machine
-MEASURED = ("dataset", "root", "split_file", "backbone")  # options of `eagc bench overhead`
 DEFAULTS: dict[str, Any] = {
     "output": Path("runs/tables"),
     "dry_run": False,
@@ -39,12 +36,11 @@ DEFAULTS: dict[str, Any] = {
 @command("eagc table")
 def main(argv: list[str]) -> int:
     """Train the missing runs of a table on one data set, and write it with the paper's values beside ours."""
-    parser = _parser()
-    typed = vars(parser.parse_args(argv))
-    options = DEFAULTS | typed
+    parser = table_parser()
+    options = DEFAULTS | vars(parser.parse_args(argv))
     name, dataset = options["name"], options["dataset"]
-    if name == "overhead":
-        return _overhead(parser, typed, options)
+    if name == "overhead":  # the benchmarks measure it, and `eagc_ops.cli` hands it to them
+        parser.error("overhead is measured, not trained: write its name first, eagc table overhead [options]")
     if options["backbone"] is not None:
         parser.error(
             f"--backbone {options['backbone']} is for overhead only: the table {name} defines its own "
@@ -64,7 +60,7 @@ def main(argv: list[str]) -> int:
     return _fill(_order(dataset, options), options)
 
 
-def _parser() -> Parser:
+def table_parser() -> Parser:
     """The parser. Only typed options end up in the namespace, because overhead refuses some of them."""
     usage = (
         "eagc table NAME --dataset digits | eagc table NAME --dataset cub --root FOLDER --split-file FILE "
@@ -138,53 +134,3 @@ def _fill(order: Order, options: Mapping[str, Any]) -> int:
     seconds = f"{time.perf_counter() - started:.0f} s in all"
     print(f"{seconds}; {failed} runs failed: run the same command to resume them" if failed else seconds)
     return 1 if failed else 0
-
-
-# Overhead
-# ----------------------------------------------------------------------------------------------------
-
-
-def _overhead(parser: Parser, typed: Mapping[str, Any], options: Mapping[str, Any]) -> int:
-    """The overhead table, measured by `eagc bench overhead`.
-
-    It runs in a process of its own, because it restarts itself with a pinned allocator.
-    """
-    from eagc_ops.bench.commands.overhead import parse
-
-    for name in typed:
-        if name not in ("name", "output", "dry_run", *MEASURED):
-            parser.error(
-                f"{_option(name)} is for training, but overhead is measured (on the GPU if there is one): "
-                f"leave it out; there are {', '.join(map(_option, MEASURED))}, and `eagc bench overhead` has "
-                "more"
-            )
-    home = options["output"] / "overhead"
-    results, picture = home / "table.json", home / "overhead.svg"
-    words = [word for name in MEASURED if name in typed for word in (_option(name), str(typed[name]))]
-    words += ["-o", str(results), "--picture", str(picture)]
-    parse(words)  # refuses options that contradict each other, before a process is started
-    label = PAPER["overhead"].label
-    print(f"overhead (paper: {label}) is measured by: eagc bench overhead {' '.join(words)}", flush=True)
-    if options["dry_run"]:
-        print(
-            "ESTIMATE 5 min on one CPU core with ViT-S: 9 rounds of about 25 s, and the epochs; no run is "
-            "trained"
-        )
-        return 0
-    home.mkdir(parents=True, exist_ok=True)
-    measuring = subprocess.run([sys.executable, "-m", "eagc_ops.cli", "bench", "overhead", *words])
-    if measuring.returncode != 0:
-        return measuring.returncode
-    from eagc_ops.bench import tables
-    from eagc_ops.bench.results_file import load
-    from eagc_ops.training.paper.page import write_overhead
-
-    measured = load(results)
-    note, svg = f"{tables.overhead_note(measured)}.", picture.read_text(encoding="utf-8")
-    write_overhead(home, note, tables.overhead(measured), svg)
-    print(f"table: {home / 'table.md'}, {home / 'table.html'}")
-    return 0
-
-
-def _option(name: str) -> str:
-    return f"--{name.replace('_', '-')}"

@@ -8,9 +8,9 @@ import pytest
 from pages import Page
 from small_tables import cells, table
 
+from eagc_ops.bench import paper_table as command
 from eagc_ops.bench import tables
 from eagc_ops.bench.results_file import load
-from eagc_ops.training.commands import table as command
 from eagc_ops.training.paper.tables import TABLES
 
 RESULTS = Path(tables.__file__).parent / "results"
@@ -58,6 +58,13 @@ def test_overhead_refuses_what_it_cannot_use(options, words, tmp_path, capsys, m
         assert (exit.value.code, out, err.count("\n")) == (2, "", 1)
         assert words in err
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_name_of_the_overhead_table_comes_first(tmp_path, capsys):
+    with pytest.raises(SystemExit) as exit:
+        table("-o", tmp_path, "overhead")
+    assert exit.value.code == 2
+    assert "write its name first, eagc table overhead" in capsys.readouterr().err
 
 
 def test_a_backbone_is_for_overhead(tmp_path, capsys):

@@ -434,7 +434,7 @@ class TestErrors:
 
 def test_the_old_name_of_the_fp64_formulas_is_accepted_with_a_warning():
     case = make_case()
-    with pytest.warns(DeprecationWarning, match='impl="reference" is now called "fp64"'):
+    with pytest.warns(DeprecationWarning, match='impl="reference" is deprecated; use impl="fp64"'):
         old = gradient(case, impl="reference")
     assert torch.equal(old, gradient(case, impl="fp64"))
     with pytest.warns(DeprecationWarning, match="fp64"):

@@ -92,19 +92,19 @@ def _observe(
     inputs = Inputs(z, None, mask, matrix, energy_ref)
     # Activation checkpointing runs the forward a second time during backward, where the batch must not be
     # counted again. The check is inside the opaque op because a compiled module can be run again too.
-    update = momentum is not None and torch._C._current_graph_task_id() == -1
+    momentum = momentum if torch._C._current_graph_task_id() == -1 else None
     if not group:
-        if momentum is None or not update:
+        if momentum is None:
             return energy_ref.clone(), z.new_empty(0)
         return kernels.labelled_energy(inputs, momentum, Execution(*execution))[1], z.new_empty(0)
-    if update:
-        sums, _ = kernels.labelled_energy(inputs, 1.0, Execution(*execution), update=False)
-    else:
+    if momentum is None:
         sums = torch.stack([energy_ref.new_zeros(()), mask.sum().to(energy_ref.dtype)])
+    else:
+        sums, _ = kernels.labelled_energy(inputs, 1.0, Execution(*execution), update=False)
     ranks = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
     sums = sums.to(torch.float32)  # one dtype on every rank, even if a rank's batch is empty
     dist.all_reduce(sums, group=ranks)
-    if momentum is not None and update:
+    if momentum is not None:
         energy_ref.copy_(formulas.updated_energy_ref(energy_ref.to(sums.dtype), sums, momentum))
     return energy_ref.clone(), (sums[1].clamp_min(1) / ranks.size()).to(torch.float32)
 
@@ -122,9 +122,8 @@ BODIES: dict[str, Callable[..., Any]] = {
     "observe": _observe,
     "energies": _energies,
 }
-for _name in BODIES:
-    # Looked up at every call, so that a test can replace the body.
-    _library.impl(_name, lambda *args, _name=_name: BODIES[_name](*args), "CompositeExplicitAutograd")
+for _name, _body in BODIES.items():
+    _library.impl(_name, _body, "CompositeExplicitAutograd")
 
 
 @torch.library.register_fake("eagc::coordinate", lib=_library)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from eagc_ops import kernels
-from eagc_ops.kernels import Anchor, Coordination, Execution, Implementation, Precision, Tau
+from eagc_ops.kernels import Anchor, Coordination, Execution, Tau
 from eagc_ops.subspace import Subspace
 
 
@@ -29,10 +29,9 @@ def checked_execution(impl: str, precision: str) -> Execution:
     if impl == "reference":  # its name up to version 0.1
         warnings.warn('impl="reference" is deprecated; use impl="fp64"', DeprecationWarning, stacklevel=3)
         impl = "fp64"
-    for name, value, known in (("impl", impl, Implementation), ("precision", precision, Precision)):
-        if value not in get_args(known):
-            raise ValueError(f"{name} must be one of {get_args(known)}, got {value!r}")
-    return Execution(impl, precision)  # type: ignore[arg-type]
+    execution = Execution(impl, precision)  # type: ignore[arg-type]
+    kernels.check_execution(execution)
+    return execution
 
 
 def check_subspace(subspace: Subspace) -> None:

@@ -10,7 +10,7 @@ kernel), `dispatch` (the choice of an implementation), `aot` (compiling the Trit
 not present). `copies` keeps matrices derived from S.
 """
 
-from .dispatch import coordinate, energies, implementation, labelled_energy, why_not_triton
+from .dispatch import check_execution, coordinate, energies, implementation, labelled_energy, why_not_triton
 from .records import Anchor, Coordinated, Coordination, Execution, Implementation, Inputs, Precision, Tau
 
 __all__ = [
@@ -22,6 +22,7 @@ __all__ = [
     "Inputs",
     "Precision",
     "Tau",
+    "check_execution",
     "coordinate",
     "energies",
     "implementation",

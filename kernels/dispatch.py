@@ -87,10 +87,7 @@ def implementation(execution: Execution, device: torch.device, dtype: torch.dtyp
     impl, precision = execution
     if impl == "auto" and precision == "auto" and device.type == "cpu":
         return "torch"  # checked first, because it is the common case and every call comes here
-    if impl not in get_args(Implementation):
-        raise ValueError(f"impl must be one of {get_args(Implementation)}, got {impl!r}")
-    if precision not in get_args(Precision):
-        raise ValueError(f"precision must be one of {get_args(Precision)}, got {precision!r}")
+    check_execution(execution)
     if impl == "auto":
         impl = "torch" if device.type != "cuda" or why_not_triton(device, dtype) else "triton"
     elif impl == "triton" and (reason := why_not_triton(device, dtype)):
@@ -106,6 +103,13 @@ def implementation(execution: Execution, device: torch.device, dtype: torch.dtyp
                 f'precision={precision!r} is for float32 inputs, but z is {dtype}; use precision="auto"'
             )
     return impl
+
+
+def check_execution(execution: Execution) -> None:
+    """Raise an error if a choice is none of the known ones; whether a device can serve it is not asked."""
+    for (name, value), known in zip(execution._asdict().items(), (Implementation, Precision)):
+        if value not in get_args(known):
+            raise ValueError(f"{name} must be one of {get_args(known)}, got {value!r}")
 
 
 def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:

@@ -167,7 +167,6 @@ class Experiment:
             tau=config.tau,
             energy_momentum=config.energy_momentum,
             process_group=dist.group.WORLD if distributed else None,
-            record=True,
         ).to(self.device)
         if distributed:  # each process computed its own, and DDP synchronises parameters, not buffers
             for buffer in eagc.buffers():

@@ -146,12 +146,15 @@ class Loop:
         for batch in experiment.batches.train.epoch(self.epoch, first):  # (x, y, mask) from D_L and D_U
             rank = experiment.accelerator.process_index
             torch.manual_seed(draw_key(config.seed, self.epoch, self.position, rank, -1))
+            done, every = self.position + 1, config.checkpoint_every
+            save = every and done % every == 0 and done < steps
+            log = save or done % config.log_every == 0 or done == steps
+            if self.student.eagc is not None:
+                self.student.eagc.record = bool(log)  # recording costs a product with S
             self._update(batch, meter)
-            self.position += 1
+            self.position = done
             bar.update()
-            every = config.checkpoint_every
-            save = every and self.position % every == 0 and self.position < steps
-            if save or self.position % config.log_every == 0 or self.position == steps:
+            if log:
                 self._log_step(meter, bar)
             if save:
                 self._save_checkpoint()

@@ -16,7 +16,7 @@ COVERAGE := --cov=eagc_ops --cov-report=term:skip-covered
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install tree test test-quick test-lowest gate demo bench suites figures docs types lint format clean
+.PHONY: help install tree test test-quick faults test-lowest gate demo bench suites figures docs types lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -43,6 +43,9 @@ test: install  ## all tests: Triton's interpreter first, then everything else, w
 
 test-quick: install  ## the operator's tests only, without the interpreter
 	$(BIN)/python $(PYTEST) tests/kernels tests/eagc_ops
+
+faults: install  ## the whole fault suite: kills, full disks, broken files, wrong command lines; prints what was lost
+	EAGC_FAULTS=all $(BIN)/python $(PYTEST) tests/faults
 
 test-lowest:  ## the operator's tests with the lowest versions that setup.py allows, in an environment of their own (5 GB)
 	$(PYTHON) -m venv $(LOWEST)

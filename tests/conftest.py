@@ -4,6 +4,7 @@ then the plain one.
 
 import os
 
+import faults
 import pytest
 
 # Some virtual machines announce AMX and do not permit it: oneDNN's half products then end in "could not
@@ -19,12 +20,19 @@ def pytest_collection_modifyitems(config, items):
     """
     kept, dropped = [], []
     for item in items:
+        faults.note_kind(item)
         own = item.get_closest_marker("interpreter") is not None
         both = "impl" in getattr(item, "fixturenames", ())
         (kept if both or own == INTERPRETED else dropped).append(item)
     if dropped:
         config.hook.pytest_deselected(items=dropped)
         items[:] = kept
+
+
+def pytest_terminal_summary(terminalreporter):
+    reports = [report for group in terminalreporter.stats.values() for report in group]
+    for line in faults.summary(report for report in reports if isinstance(report, pytest.TestReport)):
+        terminalreporter.write_line(line)
 
 
 @pytest.fixture(params=["triton"] if INTERPRETED else ["torch", "fp64"])

@@ -1,6 +1,6 @@
 """The fault suite's frame: how many trials run, and the table of what held.
 
-A test of `tests/faults` is one trial. Its file says of what kind: `pytestmark = pytest.mark.fault("random kills")`.
+A test of `tests/faults` is one trial. Its file says of what kind: `pytestmark = pytest.mark.fault("kills")`.
 `make faults` runs every trial; `make test` those that `trials` leaves.
 """
 

@@ -6,6 +6,8 @@ import importlib
 import sys
 from typing import NamedTuple
 
+from eagc_ops import interrupts
+
 
 class Command(NamedTuple):
     """A command: its module has main(argv) -> exit code; its extra installs the packages it needs."""
@@ -76,7 +78,10 @@ def main(argv: list[str] | None = None) -> int:
         return 2
     command = COMMANDS[name]
     try:
-        return importlib.import_module(command.module).main(options)  # it may import more after parsing
+        with interrupts.handled(["eagc", *argv]):
+            return importlib.import_module(command.module).main(options)  # it may import more after parsing
+    except KeyboardInterrupt:
+        return interrupts.leave(f"eagc {name}")
     except ModuleNotFoundError as error:
         if not command.extra or not error.name or error.name.startswith("eagc_ops"):
             raise

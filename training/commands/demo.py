@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from eagc_ops.console import Parser, command, whole_number
+from eagc_ops.locks import lock
 
 
 @command("eagc demo")
@@ -39,15 +40,16 @@ def main(argv: list[str]) -> int:
 
     started = time.perf_counter()
     try:
-        report = run_demo(
-            arguments.output,
-            seeds=arguments.seeds,
-            epochs=arguments.epochs,
-            pretrain_epochs=arguments.pretrain_epochs,
-            at_a_time=arguments.jobs or default_jobs("cpu"),
-            fresh=arguments.fresh,
-            say=lambda text: print(text, flush=True),
-        )
+        with lock(arguments.output / ".lock", arguments.output):
+            report = run_demo(
+                arguments.output,
+                seeds=arguments.seeds,
+                epochs=arguments.epochs,
+                pretrain_epochs=arguments.pretrain_epochs,
+                at_a_time=arguments.jobs or default_jobs("cpu"),
+                fresh=arguments.fresh,
+                say=lambda text: print(text, flush=True),
+            )
     except WeakEncoderError as error:
         print(f"eagc demo: {error}", file=sys.stderr)
         return 1

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from eagc_ops.console import Parser, command, whole_number
+from eagc_ops.locks import lock
 from eagc_ops.training.config import add_config_arguments
 from eagc_ops.training.data import DATASETS
 from eagc_ops.training.paper.planning import Order, plan_text
@@ -128,8 +129,12 @@ def _fill(order: Order, options: Mapping[str, Any]) -> int:
     from eagc_ops.training.paper.page import write_table
 
     started = time.perf_counter()
-    failed = fill(order, options["jobs"], options["pretrain_epochs"], lambda text: print(text, flush=True))
-    table = write_table(order.name, order.home, order.output / "runs")
+    # Tables share their runs: a second command could only wait for those of the first.
+    with lock(order.output / ".lock", order.output):
+        failed = fill(
+            order, options["jobs"], options["pretrain_epochs"], lambda text: print(text, flush=True)
+        )
+        table = write_table(order.name, order.home, order.output / "runs")
     print(f"\n{table.text()}\n\ntable: {order.home / 'table.md'}, {order.home / 'table.html'}")
     seconds = f"{time.perf_counter() - started:.0f} s in all"
     print(f"{seconds}; {failed} runs failed: run the same command to resume them" if failed else seconds)

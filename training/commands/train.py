@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 
 from eagc_ops.console import Parser, command
+from eagc_ops.interrupts import go_on_with
 from eagc_ops.training.commands.common import RUNS, is_main_process, scores_text
 from eagc_ops.training.config import CONFIGS, Config, add_config_arguments, config_from_arguments
 
@@ -49,6 +51,9 @@ def main(argv: list[str]) -> int:
         result = runs.resume(run, **settings)
     else:
         run = output or RUNS / _default_name(config)
+        again = shlex.join(["eagc", "train", *argv])
+        resume = shlex.join(["eagc", "train", "--resume", str(run)])
+        go_on_with(lambda: resume if (run / "run.json").exists() else again)
         if "weights" not in settings:
             config = with_encoder(config, run.parent, print if is_main_process() else lambda _: None)
         result = runs.train(config, run)

@@ -1,7 +1,7 @@
 """Ctrl-C: one line that says how to go on, exit code 130, no traceback, no process left behind.
 
 `handled` is for the command line. Ctrl-C raises KeyboardInterrupt, except in an import, where an exception
-could get lost: there the process leaves at once. `unaware_children` and `deferred` are for the code that works.
+could get lost: there the process leaves at once. `unaware_children` and `deferred` are for the working code.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """The processes of a distributed run watch one another: when one dies, the others end with a clear error.
 
 Every process keeps a connection to the main one, on which nothing is sent. It closes when a process ends,
-however it ends, and TCP's keep-alive closes it when a machine is gone. A limit on the time of a collective would
-not do: it would also end a healthy run in which one process clusters or writes for minutes.
+however it ends, and TCP's keep-alive closes it when a machine is gone. A limit on the time of a collective
+would not do: it would also end a healthy run in which one process clusters or writes for minutes.
 """
 
 from __future__ import annotations

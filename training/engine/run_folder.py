@@ -34,7 +34,7 @@ _LOCK = ".lock"
 def check_new(path: Path) -> None:
     """Refuse a folder that a new run cannot use.
 
-    It must be empty, or hold a run that was killed while run.json was written: that has nothing worth keeping.
+    It must be empty, or hold a run that was killed while run.json was written, which has nothing to keep.
     """
     if not path.exists():
         return

@@ -33,26 +33,16 @@ class MissingPlaceError(PlaceError, FileNotFoundError):
 
 def writable_folder(what: str, folder: Path) -> None:
     """Check that files can be written in `folder`, or that it can be made."""
-    if folder.is_dir():
-        _try_to_write(what, folder, folder)
-        return
-    if os.path.lexists(folder):
+    if os.path.lexists(folder) and not folder.is_dir():
         raise PlaceError(f"{what} {folder} is {_kind(folder)}; name a folder")
-    above = folder.absolute().parent
-    while not os.path.lexists(above):
-        above = above.parent
-    if not above.is_dir():
-        raise PlaceError(
-            f"{what} {folder} cannot be made: {above} is {_kind(above)}; choose a different place"
-        )
-    _try_to_write(what, folder, above)
+    _try_to_write(what, folder, folder)
 
 
 def writable_file(what: str, file: Path) -> None:
-    """Check that `file` can be written; its folder is made later."""
+    """Check that `file` can be written, and its folder made."""
     if file.is_dir():
         raise PlaceError(f"{what} {file} is a folder; pass the name of a file")
-    writable_folder(what, file.absolute().parent)
+    _try_to_write(what, file, file.absolute().parent)
 
 
 def readable_folder(what: str, folder: Path, remedy: str = "name an existing folder") -> None:
@@ -81,13 +71,21 @@ def readable_file(what: str, file: Path, remedy: str = "name an existing file") 
 
 
 def _try_to_write(what: str, named: Path, folder: Path) -> None:
+    """Write a file without a name in `folder`, or in the nearest folder above it that exists."""
+    exists = folder.absolute()
+    while not os.path.lexists(exists):
+        exists = exists.parent
+    if not exists.is_dir():
+        raise PlaceError(
+            f"{what} {named} cannot be written: {exists} is {_kind(exists)}; choose a different place"
+        )
     # Trying is the only test that holds for every file system and for root.
     try:
-        tempfile.TemporaryFile(dir=folder).close()
+        tempfile.TemporaryFile(dir=exists).close()
     except OSError as error:
         reason = (error.strerror or str(error)).lower()
         raise PlaceError(
-            f"{what} {named} cannot be written: {folder}: {reason}; choose a different place"
+            f"{what} {named} cannot be written in {exists}: {reason}; choose a different place"
         ) from error
 
 

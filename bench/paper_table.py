@@ -8,9 +8,7 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from eagc_ops.bench import tables
 from eagc_ops.bench.commands.overhead import parse
-from eagc_ops.bench.results_file import load
 from eagc_ops.console import command
 from eagc_ops.interrupts import unaware_children
 from eagc_ops.training.commands.table import DEFAULTS, table_parser
@@ -55,7 +53,10 @@ def main(argv: list[str]) -> int:
         measuring.kill()
     if measuring.returncode != 0:
         return measuring.returncode
-    from eagc_ops.training.paper.page import write_overhead  # matplotlib takes seconds to import
+    # torch and matplotlib take seconds to import: --help, wrong options and a plan do not wait for them.
+    from eagc_ops.bench import tables
+    from eagc_ops.bench.results_file import load
+    from eagc_ops.training.paper.page import write_overhead
 
     measured = load(results)
     note, svg = f"{tables.overhead_note(measured)}.", picture.read_text(encoding="utf-8")

@@ -28,16 +28,19 @@ def handled(words: Sequence[str]) -> Iterator[None]:
     """Handle Ctrl-C for the command `words`, which is also what the line tells the user to run again."""
     global _name, _seen, _leaving
     _name, _seen, _leaving = " ".join(words[:2]), False, False
+    before = _command
     go_on_with(lambda: shlex.join(words))
     # A process that was started to ignore Ctrl-C (nohup) goes on ignoring it.
     if not _in_main_thread() or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         yield
+        go_on_with(before)
         return
     hook, sys.unraisablehook = sys.unraisablehook, _redeliver
     signal.signal(signal.SIGINT, _on_interrupt)
     try:
         yield
     finally:
+        go_on_with(before)
         sys.unraisablehook = hook
         if not _leaving:
             signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -23,26 +23,20 @@ from eagc_ops import environment
 from eagc_ops.files import atomic_write, naming_full_disks, remove_partials
 from eagc_ops.locks import lock
 from eagc_ops.training.config import Config, ConfigError, from_json
-from eagc_ops.training.engine.checkpoint import CheckpointError
 from eagc_ops.training.engine.facts import RunFacts
 
-__all__ = ["RunFolder", "check_new", "finite", "writing"]
+__all__ = ["RunFolder", "finite", "is_unused", "writing"]
 
 _LOCK = ".lock"
 
 
-def check_new(path: Path) -> None:
-    """Refuse a folder that a new run cannot use.
+def is_unused(path: Path) -> bool:
+    """Whether a new run may be made in the folder `path`.
 
     It must be empty, or hold a run that was killed while run.json was written, which has nothing to keep.
     """
-    if not path.exists():
-        return
-    remains = [_LOCK] + [file.name for file in path.glob("run.json*.partial")]
-    if not path.is_dir() or any(file.name not in remains for file in path.iterdir()):
-        raise ConfigError(
-            f"{path} is not an empty folder: resume the run in it, or choose a different folder"
-        )
+    remains = {_LOCK, *(file.name for file in path.glob("run.json*.partial"))}
+    return all(file.name in remains for file in path.iterdir())
 
 
 @contextlib.contextmanager
@@ -100,7 +94,7 @@ class RunFolder:
         ours, theirs = self.facts.identity, facts.identity
         differs = [name for name in ours if ours[name] != theirs[name]]
         if differs:
-            raise CheckpointError(
+            raise ConfigError(
                 f"{self.path} was started with different data or weights: {', '.join(differs)} differs from "
                 "run.json; restore the files, or start a new run"
             )

@@ -66,20 +66,3 @@ def test_a_run_on_digits_gets_the_encoder_and_others_do_not(tmp_path, monkeypatc
     )
     for other in (resolve("simgcd", "cub"), resolve("simgcd", "digits", backbone="vit_tiny_patch16_224")):
         assert pretrain.with_encoder(other, tmp_path, said.append) is other
-
-
-def test_of_several_processes_one_makes_the_encoder_and_the_others_wait(tmp_path, monkeypatch):
-    data, file, other = open_data("digits"), tmp_path / "weights.safetensors", tmp_path / "other.safetensors"
-    monkeypatch.setattr(
-        pretrain, "pretrain", lambda pixels, epochs: load_backbone("vit_digits", image_size=16, channels=1)
-    )
-    made, waited = pretrained_encoder(other, data, epochs=1), []
-
-    def sleep(seconds):
-        waited.append(seconds)
-        other.rename(file)  # the other process is done
-
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(pretrain.time, "sleep", sleep)
-    assert pretrained_encoder(file, data, epochs=1) == made._replace(file=file, seconds=None)
-    assert len(waited) == 1

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -44,8 +45,7 @@ class Child:
     @property
     def errors(self) -> str:
         """What it wrote to stderr, without progress bars."""
-        lines = self._errors.read_text().replace("\r", "\n").split("\n")
-        return "\n".join(line for line in lines if line.strip() and "it/s" not in line and "|" not in line)
+        return "\n".join(without_bars(self._errors.read_text()))
 
 
 class Nursery:
@@ -84,6 +84,20 @@ class Nursery:
         self._process.wait()
 
 
+def without_bars(text: str) -> list[str]:
+    """The lines of stderr, without progress bars."""
+    lines = text.replace("\r", "\n").split("\n")
+    return [
+        line for line in lines if line.strip() and not re.search(r"\d+%\||\d+\w*/s\]|s/\w+\]|\?\w+/s", line)
+    ]
+
+
+def cpu_seconds(pid: int) -> float:
+    """CPU time of a process so far."""
+    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+
+
 def session(leader: int) -> list[int]:
     """The living processes of a session."""
     found = []
@@ -116,6 +130,18 @@ def build_cache(directory: str) -> None:
     from eagc_ops.training.data.trunk_cache import trunk_cache
 
     trunk_cache(directory, make_encoder(), make_data(), views=3, batch_size=4, progress=False)
+
+
+def build_cache_blindly(directory: str) -> None:
+    import collections
+    import shutil
+
+    usage = collections.namedtuple("usage", "total used free")
+    shutil.disk_usage, original = lambda path: usage(1 << 40, 0, 1 << 40), shutil.disk_usage
+    try:
+        build_cache(directory)
+    finally:
+        shutil.disk_usage = original
 
 
 def die_in_write(point: str, number: int, function: str, *arguments) -> None:

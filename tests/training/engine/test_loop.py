@@ -404,7 +404,7 @@ def test_a_foreign_checkpoint_names_what_differs(data, half_done, tmp_path):
 def test_other_images_are_refused(half_done, tmp_path):
     fewer = tmp_path / "fewer.json"
     fewer.write_text(json.dumps({"known_classes": ["class3", "class4"], "labelled_fraction": 0.5}))
-    with pytest.raises(ConfigError, match="different data or weights: split_hash differs from run.json"):
+    with pytest.raises(ConfigError, match="different data or weights: split_hash differs"):
         resume(half_done, split_file=str(fewer))
 
 

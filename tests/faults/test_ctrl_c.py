@@ -13,6 +13,7 @@ import pytest
 import torch
 from faults import trials
 from safetensors.torch import save_file
+from small_runs import small_config
 
 from eagc_ops.training.config import SPECS
 from eagc_ops.training.models.backbones import load_backbone
@@ -32,7 +33,7 @@ def interrupt(child, times: int = 1) -> str:
 
 
 def wait_for_the_end(session: int) -> None:
-    """Nothing that the command started lives on (multiprocessing's tracker ends a moment after its parent)."""
+    """Nothing that the command started lives on (multiprocessing's tracker ends a bit later)."""
     for _ in range(200):
         if not (left := processes.session(session)):
             return
@@ -114,17 +115,13 @@ def encoder(tmp_path_factory):
 
 
 COMMANDS = {  # the command, and the files that are there at the moment
-    "table": (
-        "table components --dataset digits --weights {encoder} --epochs 20 --jobs 2 -o {home}",
-        "runs/*/metrics.jsonl",
-    ),
     "demo": ("demo -o {home}", "*.lock"),
-    "table, its processes start": (
-        "table components --dataset digits --weights {encoder} --epochs 20 --jobs 2 -o {home}",
-        "**/tokens.bin",
-    ),
     "estimate-k": ("estimate-k --dataset digits --weights {encoder}", None),
     "train, its encoder": ("train --dataset digits -o {home}/run", "*.lock"),
+    "table": (
+        "table ablation --dataset digits --weights {encoder} --seeds 1 --jobs 2 -o {home}",
+        "runs/*/metrics.jsonl",
+    ),
 }
 
 
@@ -140,9 +137,29 @@ def test_commands_on_digits(nursery, encoder, tmp_path, name):
     else:
         child.wait_until(lambda: any(home.glob(there)))
     assert interrupt(child) == f"eagc {words[0]}: interrupted; to go on: {shlex.join(['eagc', *words])}"
-    if name == "table":
-        assert list(home.glob("runs/*/last.safetensors"))  # a run in its first epoch saved its steps
     assert not list(home.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(("moment", "times"), trials([("step", 1), ("start", 1), ("step", 4)], short=1))
+def test_runs_in_several_processes_save_their_steps_and_end(
+    nursery, data, same_bits, tmp_path, moment, times
+):
+    configs = [
+        small_config(data, "simgcd", epochs=3, log_every=1, eagc=False, warm_start=False, seed=seed)
+        for seed in range(3)
+    ]
+    job = ("several_runs", [config.to_json() for config in configs], str(tmp_path))
+    child = nursery.start(*job)
+    runs = [tmp_path / f"run{i}" for i in range(3)]
+    begun = {"start": lambda run: run.exists(), "step": steps}[moment]
+    child.wait_until(lambda: any(map(begun, runs)))
+    assert interrupt(child, times) == "eagc table: interrupted; to go on: eagc table"
+    if (moment, times) == ("step", 1):
+        assert any((run / "last.safetensors").exists() for run in runs)  # in its first epoch: Ctrl-C saved it
+    assert not runs[2].exists()  # it was not begun
+    nursery.run(*job)
+    nursery.run("go_on", configs[0].to_json(), str(tmp_path / "whole"))
+    same_bits(runs[0], tmp_path / "whole")
 
 
 REAL = {  # commands that restart themselves, or are interrupted while Python still imports

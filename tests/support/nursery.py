@@ -87,9 +87,8 @@ class Nursery:
 def without_bars(text: str) -> list[str]:
     """The lines of stderr, without progress bars."""
     lines = text.replace("\r", "\n").split("\n")
-    return [
-        line for line in lines if line.strip() and not re.search(r"\d+%\||\d+\w*/s\]|s/\w+\]|\?\w+/s", line)
-    ]
+    bar = re.compile(r"\d+%\||\d+\w*/s\]|s/\w+\]|\?\w+/s")
+    return [line for line in lines if line.strip() and not bar.search(line)]
 
 
 def cpu_seconds(pid: int) -> float:
@@ -204,6 +203,24 @@ def eagc(*words: str) -> None:
 
     sys.argv = ["eagc", *words]
     sys.exit(main(list(words)))
+
+
+def several_runs(configs: list[dict], folder: str) -> None:
+    """Runs in two processes, as `eagc table` trains them."""
+    from eagc_ops import interrupts
+    from eagc_ops.console import command
+    from eagc_ops.training.config import from_json
+    from eagc_ops.training.engine.jobs import Job, run_jobs
+    from eagc_ops.training.runs import run_job
+
+    jobs = [Job(from_json(config), Path(folder) / f"run{i}", {}) for i, config in enumerate(configs)]
+
+    @command("eagc table")
+    def main(_: list[str]) -> int:
+        return sum(isinstance(result, Exception) for _, result in run_jobs(jobs, 2, run_job))
+
+    with interrupts.handled(["eagc", "table"]):
+        sys.exit(main([]))
 
 
 def on_a_small_disk(size: int, folder: str, function: str, *arguments) -> None:

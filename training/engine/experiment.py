@@ -24,7 +24,7 @@ from eagc_ops.training.config import Config, ConfigError, Sizes
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.data.batches import batches
 from eagc_ops.training.data.loaders import seeded
-from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
+from eagc_ops.training.engine.checkpoint import CheckpointError, check_if_ours, load_checkpoint
 from eagc_ops.training.engine.facts import RunFacts
 from eagc_ops.training.engine.ranks import watch
 from eagc_ops.training.engine.starting_point import StartingPoint, read_starting_point
@@ -207,6 +207,8 @@ def _accelerator(config: Config) -> Accelerator:
 
 def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
     """The backbone, split into a frozen trunk and a tail that student and reference model train."""
+    if config.weights is not None:
+        check_if_ours(Path(config.weights))
     with seeded(config.seed, -1, _BACKBONE):
         vit = load_backbone(
             config.backbone, config.weights, image_size=data.image_size, channels=data.channels

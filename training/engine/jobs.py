@@ -70,7 +70,9 @@ def run_jobs(
     ended = False
     try:
         while waiting or running:
-            for job in [job for job in waiting if open_folders.isdisjoint(job.after)]:
+            ready = [job for job in waiting if open_folders.isdisjoint(job.after)]
+            # No more than there are processes: what the pool has taken, it cannot give back at Ctrl-C.
+            for job in ready[: at_a_time - len(running)]:
                 waiting.remove(job)
                 try:
                     with interrupts.unaware_children(), _without_bars():

@@ -15,7 +15,7 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -134,13 +134,14 @@ class RunFolder:
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, without a last line that a kill cut short."""
         file = self.path / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-        return [json.loads(line) for line in lines]
+        if not file.exists():
+            return []
+        return _read(file, lambda text: [json.loads(line) for line in text.split("\n")[:-1]])
 
     def result(self) -> dict[str, Any] | None:
         """The result that `finish` wrote, or None while the run is not complete."""
         file = self.path / "result.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        return _read(file, json.loads) if file.exists() else None
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write result.json: the run is complete."""
@@ -157,6 +158,13 @@ class RunFolder:
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         atomic_write(self.path / name, json.dumps(content, indent=2) + "\n")
+
+
+def _read(file: Path, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged ({error}): restore a copy, or start a new run") from error
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -92,12 +92,19 @@ def _lock(descriptor: int, file: Path, what: object, wait: bool) -> None:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             raise
         holder = _holder(descriptor)
+        text = (
+            "process {pid} on {host} since {since} ({command})".format(**holder)
+            if holder
+            else "another process"
+        )
         if not wait:
             raise InUseError(
-                f"{what} is in use by {holder}: wait until it has ended, or choose a different folder"
+                f"{what} is in use by {text}: wait until it has ended, or choose a different folder"
             ) from error
-        if os.environ.get("RANK", "0") == "0":
-            print(f"waiting for {what}: in use by {holder}", file=sys.stderr, flush=True)
+        if (
+            _run() is None or holder.get("run") != _run()
+        ):  # the processes of one run share their work silently
+            print(f"waiting for {what}: in use by {text}", file=sys.stderr, flush=True)
         fcntl.lockf(descriptor, fcntl.LOCK_EX)
 
 
@@ -108,15 +115,27 @@ def _is(descriptor: int, file: Path) -> bool:
         return False
 
 
-def _me() -> dict[str, str | int]:
-    since = datetime.datetime.now().isoformat(" ", "seconds")
-    command = shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]])
-    return {"pid": os.getpid(), "host": socket.gethostname(), "since": since, "command": command}
+def _me() -> dict[str, str | int | None]:
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.datetime.now().isoformat(" ", "seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "run": _run(),
+    }
 
 
-def _holder(descriptor: int) -> str:
+def _run() -> str | None:
+    """What the processes of one distributed run have in common; None for a process that is alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+def _holder(descriptor: int) -> dict[str, str | int | None]:
+    """What `_me` of the holder wrote; {} if it has the lock, and has not written its name yet."""
     try:
-        me = json.loads(os.pread(descriptor, 1 << 16, 0))
-        return f"process {me['pid']} on {me['host']} since {me['since']} ({me['command']})"
-    except (ValueError, KeyError, TypeError):  # it has the lock, and has not written its name yet
-        return "another process"
+        holder = json.loads(os.pread(descriptor, 1 << 16, 0))
+    except ValueError:
+        return {}
+    return holder if isinstance(holder, dict) and holder.keys() == _me().keys() else {}

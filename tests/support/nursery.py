@@ -42,6 +42,12 @@ class Child:
             assert not self.ended(), f"it ended with {self.wait()}: {self.errors}"
             time.sleep(0.01)
 
+    def wait_at_most(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self.ended():
+            assert time.monotonic() < until, f"it still runs after {seconds} s: {self.errors}"
+            time.sleep(0.05)
+
     @property
     def errors(self) -> str:
         """What it wrote to stderr, without progress bars."""
@@ -114,13 +120,30 @@ def session(leader: int) -> list[int]:
 
 def go_on(config: dict, output: str) -> None:
     """What a user does again and again until it is done: train, or resume."""
-    from pathlib import Path
-
     from eagc_ops.training.config import from_json
     from eagc_ops.training.engine.jobs import Job
     from eagc_ops.training.runs import run_job
 
     run_job(Job(from_json(config), Path(output), {}))
+
+
+def rank(config: dict, output: str) -> None:
+    """One process of a distributed run, with the errors of the command line."""
+    from eagc_ops.console import command
+
+    @command("eagc train")
+    def main(_: list[str]) -> int:
+        go_on(config, output)
+        return 0
+
+    sys.exit(main([]))
+
+
+def encoder(file: str) -> None:
+    from eagc_ops.training.data import open_data
+    from eagc_ops.training.engine.pretraining import pretrained_encoder
+
+    pretrained_encoder(Path(file), open_data("digits"), epochs=1)
 
 
 def build_cache(directory: str) -> None:

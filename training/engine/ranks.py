@@ -128,5 +128,5 @@ class _Watch:
         self.loss.set()
         time.sleep(GRACE)
         if not self._closed:  # the main thread computes, or waits for a process that is gone
-            print(f"eagc: {self.message}", file=sys.stderr, flush=True)
+            print(f"\neagc: {self.message}", file=sys.stderr, flush=True)  # below a progress bar
             os._exit(2)

@@ -51,7 +51,8 @@ class Child:
     @property
     def errors(self) -> str:
         """What it wrote to stderr, without progress bars."""
-        return "\n".join(without_bars(self._errors.read_text()))
+        written = self._errors.read_text() if self._errors.exists() else ""
+        return "\n".join(without_bars(written))
 
 
 class Nursery:

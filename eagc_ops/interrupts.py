@@ -6,7 +6,6 @@ could get lost: there the process leaves at once. `unaware_children` and `deferr
 
 from __future__ import annotations
 
-import _thread
 import contextlib
 import os
 import shlex
@@ -132,7 +131,9 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
 def _redeliver(unraisable: Any) -> None:
     """A KeyboardInterrupt that was raised where exceptions get lost (destructor, C callback) comes again."""
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
-        threading.Timer(0.05, _thread.interrupt_main).start()
+        # A signal, as `_thread.interrupt_main` would not wake a main thread that waits.
+        again = (threading.main_thread().ident, signal.SIGINT)
+        threading.Timer(0.05, signal.pthread_kill, again).start()
     else:
         sys.__unraisablehook__(unraisable)
 

@@ -92,18 +92,13 @@ def _lock(descriptor: int, file: Path, what: object, wait: bool) -> None:
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             raise
         holder = _holder(descriptor)
-        text = (
-            "process {pid} on {host} since {since} ({command})".format(**holder)
-            if holder
-            else "another process"
-        )
+        text = "process {pid} on {host} since {since} ({command})".format(**holder) if holder else "another"
         if not wait:
             raise InUseError(
                 f"{what} is in use by {text}: wait until it has ended, or choose a different folder"
             ) from error
-        if (
-            _run() is None or holder.get("run") != _run()
-        ):  # the processes of one run share their work silently
+        # The processes of one run share their work silently.
+        if _run() is None or holder.get("run") != _run():
             print(f"waiting for {what}: in use by {text}", file=sys.stderr, flush=True)
         fcntl.lockf(descriptor, fcntl.LOCK_EX)
 

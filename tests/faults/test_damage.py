@@ -2,6 +2,7 @@
 
 import random
 import shutil
+from pathlib import Path
 
 import pytest
 import torch
@@ -118,6 +119,11 @@ def test_damage_is_named_or_has_no_effect(home, data, unharmed, tmp_path, what, 
         assert said == unharmed(way)
         return
     assert is_for_the_user(error), repr(error)
-    named = (file.name, str(file.parent), str(copy / "run"))
+    named = (
+        file.name,
+        str(file.parent),
+        str(copy / "run"),
+        str(Path(data["root"]).parent),
+    )  # a path in run.json
     assert any(name in str(error) for name in named), error
     assert [run.stat().st_mtime_ns for run in copy.glob("*/last.safetensors")] == trained

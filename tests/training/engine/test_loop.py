@@ -418,6 +418,21 @@ def test_a_new_run_needs_an_empty_folder(whole):
         train(whole[0], whole[1])
 
 
+def test_a_run_that_was_killed_at_its_birth_starts_anew_and_other_files_are_refused(data, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json.1f2e3d4c.partial").write_text('{"config": {"meth')
+    (run / ".lock").write_text("")
+    (run / "notes.txt").write_text("mine")
+    config = small_config(data, epochs=1, eagc=False, warm_start=False)
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        train(config, run)
+    (run / "notes.txt").unlink()
+    assert train(config, run)["last"]["epoch"] == 0
+    assert not list(run.glob("*.partial"))
+    assert not (run / ".lock").exists()
+
+
 def test_a_folder_without_run_json_is_no_run(tmp_path):
     with pytest.raises(ConfigError, match="is not a run folder"):
         resume(tmp_path)

@@ -119,11 +119,7 @@ def test_damage_is_named_or_has_no_effect(home, data, unharmed, tmp_path, what, 
         assert said == unharmed(way)
         return
     assert is_for_the_user(error), repr(error)
-    named = (
-        file.name,
-        str(file.parent),
-        str(copy / "run"),
-        str(Path(data["root"]).parent),
-    )  # a path in run.json
+    elsewhere = str(Path(data["root"]).parent)  # what a path in run.json has become
+    named = (file.name, str(file.parent), str(copy / "run"), elsewhere)
     assert any(name in str(error) for name in named), error
     assert [run.stat().st_mtime_ns for run in copy.glob("*/last.safetensors")] == trained

@@ -108,8 +108,8 @@ def deferred() -> Iterator[Callable[[], bool]]:
             raise KeyboardInterrupt from error
         raise
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for caught, handler in before.items():
+            signal.signal(caught, handler)
     if noted:
         raise KeyboardInterrupt
 

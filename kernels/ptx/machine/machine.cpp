@@ -52,7 +52,7 @@ void Machine::run() {
 }
 
 void Machine::start(Block& block, uint32_t id) {
-  block.id = id;
+  block.id = id + 1;
   block.first_phase = ++block.phase;
   block.arrived = 0;
   block.clock.clear();

@@ -61,7 +61,7 @@ struct Warp {
 };
 
 struct Block {
-  uint32_t id = NOBODY;
+  uint32_t id = NOBODY;  // its place in the grid, counted from 1
   uint32_t phase = 0, first_phase = 0;  // the phase goes on when the object serves the next block
   int arrived = 0;
   Clock clock;  // what all warps know since the last barrier
@@ -115,8 +115,8 @@ struct Machine {
   void note_read(Warp& w, const Instruction& i, int lane, Region& r, int64_t at, int size, int buffer, int64_t shown);
   void note_write(Warp& w, const Instruction& i, int lane, Region& r, int64_t at, int size, int buffer, int64_t shown,
                   const uint8_t* old, const uint8_t* data);
-  void check_strong(Warp& w, const Instruction& i, int lane, Region& r, int64_t cell, bool write, int buffer,
-                    int64_t shown);
+  void check_strong(Warp& w, const Instruction& i, int lane, Region& r, int64_t at, int size, bool write,
+                    int buffer, int64_t shown);
   Access now(const Warp& w, const Instruction& i, int lane) const;
   Clock released_by(const Warp& w, int lane) const;
 };

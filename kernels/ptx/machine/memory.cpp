@@ -10,7 +10,7 @@ constexpr int WINDOW = 40;
 
 void Machine::report(Finding kind, Warp& w, const Instruction& i, int lane, int earlier, int buffer, int64_t offset) {
   auto [at, added] = known.try_emplace({kind, place(i), earlier}, found.size());
-  if (added) found.push_back({kind, place(i), earlier, int32_t(w.block->id), w.index, lane, buffer, 0, offset, 1});
+  if (added) found.push_back({kind, place(i), earlier, int32_t(w.block->id) - 1, w.index, lane, buffer, 0, offset, 1});
   else found[at->second].times++;
 }
 
@@ -74,12 +74,10 @@ bool Machine::ordered(const Warp& w, int lane, const Access& a) const {
 void Machine::note_read(Warp& w, const Instruction& i, int lane, Region& r, int64_t at, int size, int buffer,
                         int64_t shown) {
   const uint32_t id = w.block->id, phase = w.block->phase, mine = 1u << w.index;
-  for (int64_t k = at >> r.shift, end = (at + size - 1) >> r.shift; k <= end; k++) {
-    Cell& c = r.cells[k];
+  r.each(at, size, false, [&](Cell& c, int64_t, int) {
     if (buffer == SHARED && c.write.block != id) report(UNINITIALISED, w, i, lane, -1, buffer, shown);
     else if (c.write.pending) report(PENDING_COPY, w, i, lane, c.write.at, buffer, shown);
     else if (!ordered(w, lane, c.write)) report(READ_AFTER_WRITE, w, i, lane, c.write.at, buffer, shown);
-    if (!r.strong.empty()) check_strong(w, i, lane, r, k, false, buffer, shown);
     Access& a = c.read;
     if (a.block == id && a.phase == phase) {
       bool alone = a.warps == mine && (a.lane == lane || a.time < w.base);
@@ -89,50 +87,54 @@ void Machine::note_read(Warp& w, const Instruction& i, int lane, Region& r, int6
       a.at = uint32_t(place(i));
     } else if (buffer == SHARED || ordered(w, lane, a)) a = now(w, i, lane);
     else {
-      std::vector<Access>& others = r.readers[k];
+      std::vector<Access>& others = r.readers[&c];
       others.erase(std::remove_if(others.begin(), others.end(), [&](auto& o) { return ordered(w, lane, o); }),
                    others.end());
       others.push_back(now(w, i, lane));
     }
-  }
+    return true;
+  });
+  if (!r.strong.empty()) check_strong(w, i, lane, r, at, size, false, buffer, shown);
 }
 
 void Machine::note_write(Warp& w, const Instruction& i, int lane, Region& r, int64_t at, int size, int buffer,
                          int64_t shown, const uint8_t* old, const uint8_t* data) {
   const uint32_t id = w.block->id;
-  const int cell = 1 << r.shift;
-  for (int64_t k = at >> r.shift, first = k, end = (at + size - 1) >> r.shift; k <= end; k++) {
-    Cell& c = r.cells[k];
-    bool stale = buffer == SHARED && c.write.block != id;
-    bool same = data && !std::memcmp(old + (k - first) * cell, data + (k - first) * cell, std::min(cell, size));
-    bool after = stale || ordered(w, lane, c.write);
+  r.each(at, size, true, [&](Cell& c, int64_t from, int bytes) {
+    const bool stale = buffer == SHARED && c.write.block != id;
+    const bool after = stale || ordered(w, lane, c.write);
     if (!stale && c.write.pending) report(PENDING_COPY, w, i, lane, c.write.at, buffer, shown);
     // Compilers let several warps store the same value to one place; the order of such writes changes nothing.
-    else if (!after && !same) report(WRITE_AFTER_WRITE, w, i, lane, c.write.at, buffer, shown);
-    if (!(buffer == SHARED && c.read.block != id) && !ordered(w, lane, c.read))
-      report(WRITE_AFTER_READ, w, i, lane, c.read.at, buffer, shown);
+    else if (!after && (!data || std::memcmp(old + from, data + from, bytes)))
+      report(WRITE_AFTER_WRITE, w, i, lane, c.write.at, buffer, shown);
+    bool unread = (buffer == SHARED && c.read.block != id) || ordered(w, lane, c.read);
+    if (!unread) report(WRITE_AFTER_READ, w, i, lane, c.read.at, buffer, shown);
     if (!r.readers.empty()) {
-      auto others = r.readers.find(k);
+      auto others = r.readers.find(&c);
       if (others != r.readers.end()) {
         for (auto& a : others->second)
           if (!ordered(w, lane, a)) report(WRITE_AFTER_READ, w, i, lane, a.at, buffer, shown);
         r.readers.erase(others);
       }
     }
-    if (!r.strong.empty()) check_strong(w, i, lane, r, k, true, buffer, shown);
-    if (!r.released.empty()) r.released.erase(k);  // a plain store ends a release sequence
-    if (after) c.write = now(w, i, lane);
-  }
+    if (after) c = {now(w, i, lane), {}};
+    return after;
+  });
+  if (!r.strong.empty()) check_strong(w, i, lane, r, at, size, true, buffer, shown);
+  if (!r.released.empty())
+    for (int64_t byte = at; byte < at + size; byte++) r.released.erase(byte);  // a plain store ends a release sequence
 }
 
-void Machine::check_strong(Warp& w, const Instruction& i, int lane, Region& r, int64_t cell, bool write, int buffer,
-                           int64_t shown) {
-  auto there = r.strong.find(cell);
-  if (there == r.strong.end()) return;
-  for (auto& s : there->second)
-    if ((write || s.writes) && !ordered(w, lane, s.access))
-      report(write ? s.writes ? WRITE_AFTER_WRITE : WRITE_AFTER_READ : READ_AFTER_WRITE, w, i, lane, s.access.at, buffer,
-             shown);
+void Machine::check_strong(Warp& w, const Instruction& i, int lane, Region& r, int64_t at, int size, bool write,
+                           int buffer, int64_t shown) {
+  for (int64_t byte = at; byte < at + size; byte++) {
+    auto there = r.strong.find(byte);
+    if (there == r.strong.end()) continue;
+    for (auto& s : there->second)
+      if ((write || s.writes) && !ordered(w, lane, s.access))
+        report(!write ? READ_AFTER_WRITE : s.writes ? WRITE_AFTER_WRITE : WRITE_AFTER_READ, w, i, lane, s.access.at,
+               buffer, shown);
+  }
 }
 
 Clock Machine::released_by(const Warp& w, int lane) const {
@@ -151,32 +153,33 @@ uint8_t* Machine::strong(Warp& w, const Instruction& i, int lane, uint64_t addre
   const int64_t offset = int64_t(address) - b->base;
   if (!launch.races || b->region < 0) return b->host + offset;
   Region& r = regions[b->region];
-  const int64_t cell = (b->place + offset) >> r.shift;
+  const int64_t place = b->place + offset;
   const int index = int(b - launch.buffers);
-  Cell& c = r.cells[cell];
-  if (!ordered(w, lane, c.write))
-    report(reads ? READ_AFTER_WRITE : WRITE_AFTER_WRITE, w, i, lane, c.write.at, index, offset);
-  if (writes) {
+  r.each(place, size, false, [&](Cell& c, int64_t, int) {
+    if (!ordered(w, lane, c.write))
+      report(reads ? READ_AFTER_WRITE : WRITE_AFTER_WRITE, w, i, lane, c.write.at, index, offset);
+    if (!writes) return true;
     if (!ordered(w, lane, c.read)) report(WRITE_AFTER_READ, w, i, lane, c.read.at, index, offset);
-    auto others = r.readers.find(cell);
+    auto others = r.readers.find(&c);
     if (others != r.readers.end())
       for (auto& a : others->second)
         if (!ordered(w, lane, a)) report(WRITE_AFTER_READ, w, i, lane, a.at, index, offset);
-  }
-  std::vector<Strong>& all = r.strong[cell];
+    return true;
+  });
+  std::vector<Strong>& all = r.strong[place];
   Strong* mine = nullptr;
   for (auto& s : all) {
     bool apart = s.access.block != w.block->id;
     if (apart && (i.block_scope || s.block_scope) && (writes || s.writes) && !ordered(w, lane, s.access))
-      report(writes ? s.writes ? WRITE_AFTER_WRITE : WRITE_AFTER_READ : READ_AFTER_WRITE, w, i, lane, s.access.at, index,
-             offset);
+      report(!writes ? READ_AFTER_WRITE : s.writes ? WRITE_AFTER_WRITE : WRITE_AFTER_READ, w, i, lane, s.access.at,
+             index, offset);
     if (!apart && s.access.warps == 1u << w.index && s.access.lane == lane && s.writes == writes) mine = &s;
   }
   Strong access{now(w, i, lane), writes, i.block_scope != 0};
   if (mine) *mine = access;
   else all.push_back(access);
 
-  Released& at = r.released[cell];
+  Released& at = r.released[place];
   if (reads) {
     Clock learnt = i.block_scope ? Clock() : at.everyone;
     auto inside = at.block.find(w.block->id);
@@ -212,14 +215,16 @@ uint8_t* Machine::shared_strong(Warp& w, const Instruction& i, int lane, uint32_
   else if (uint64_t(address) + size > memory.size()) report(OUT_OF_BOUNDS, w, i, lane, -1, SHARED, address);
   else {
     if (launch.races) {
-      Region& r = w.block->region;
-      Cell& c = r.cells[address >> r.shift];
-      bool atomic = c.write.block == w.block->id && launch.code[c.write.at].operation == ATOM_SHARED;
-      if (c.write.block != w.block->id) report(UNINITIALISED, w, i, lane, -1, SHARED, address);
-      else if (!atomic && !ordered(w, lane, c.write)) report(READ_AFTER_WRITE, w, i, lane, c.write.at, SHARED, address);
-      if (c.read.block == w.block->id && !ordered(w, lane, c.read))
-        report(WRITE_AFTER_READ, w, i, lane, c.read.at, SHARED, address);
-      c.write = now(w, i, lane);
+      w.block->region.each(address, size, true, [&](Cell& c, int64_t, int) {
+        const bool atomic = c.write.block == w.block->id && launch.code[c.write.at].operation == ATOM_SHARED;
+        if (c.write.block != w.block->id) report(UNINITIALISED, w, i, lane, -1, SHARED, address);
+        else if (!atomic && !ordered(w, lane, c.write))
+          report(READ_AFTER_WRITE, w, i, lane, c.write.at, SHARED, address);
+        if (c.read.block == w.block->id && !ordered(w, lane, c.read))
+          report(WRITE_AFTER_READ, w, i, lane, c.read.at, SHARED, address);
+        c.write = now(w, i, lane);
+        return false;
+      });
     }
     return memory.data() + address;
   }
@@ -246,19 +251,19 @@ void Machine::start_copy(Warp& w, const Instruction& i, int lane, uint32_t to, i
   std::memcpy(copy.data, data, size);
   w.copies.push_back(copy);
   if (!launch.races) return;
-  Region& r = w.block->region;
-  for (int64_t k = to >> r.shift; k <= (to + size - 1) >> r.shift; k++) {
-    r.cells[k].write = now(w, i, lane);
-    r.cells[k].write.pending = true;
-  }
+  w.block->region.each(to, size, true, [&](Cell& c, int64_t, int) {
+    c = {now(w, i, lane), {}};
+    return c.write.pending = true;
+  });
 }
 
 void Machine::land(Warp& w, const Copy& copy) {
   std::memcpy(w.block->shared.data() + copy.to, copy.data, copy.size);
   if (!launch.races) return;
-  Region& r = w.block->region;
-  for (int64_t k = copy.to >> r.shift; k <= (copy.to + copy.size - 1) >> r.shift; k++)
-    r.cells[k].write = now(w, launch.code[copy.at], copy.lane);
+  w.block->region.each(copy.to, copy.size, true, [&](Cell& c, int64_t, int) {
+    c = {now(w, launch.code[copy.at], copy.lane), {}};
+    return true;
+  });
 }
 
 // Global memory moves in sectors of 32 bytes; a request of a warp costs as many as it touches.

@@ -482,10 +482,19 @@ template <bool STORE> void shared(Machine& m, Warp& w, const Instruction& i, uin
   uint32_t addresses[LANES];
   for (int l = 0; l < LANES; l++) addresses[l] = uint32_t(address_of(w, i, l));
   m.count_wavefronts(i, addresses, mask, size);
+  // Many lanes read the same address. The detector sees two of them, and that is "several".
+  uint32_t seen[64], times[64];
+  if (!STORE) std::fill(seen, seen + 64, ~0u);
   for (int l = 0; l < LANES; l++)
     if (on(mask, l)) {
       uint8_t data[32];
       if (STORE) take(w, i, l, data);
+      const int slot = addresses[l] / size % 64;
+      if (!STORE && seen[slot] == addresses[l] && ++times[slot] > 2) {
+        fill(w, i, l, uint64_t(addresses[l]) + size <= w.block->shared.size() ? &w.block->shared[addresses[l]] : nullptr);
+        continue;
+      }
+      if (!STORE && seen[slot] != addresses[l]) seen[slot] = addresses[l], times[slot] = 1;
       uint8_t* p = m.shared(w, i, l, addresses[l], size, STORE, STORE ? data : nullptr);
       if (!STORE) fill(w, i, l, p);
       else if (p) std::memcpy(p, data, size);

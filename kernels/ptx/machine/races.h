@@ -10,20 +10,22 @@
 #pragma once
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <map>
+#include <memory>
 #include <tuple>
 #include <unordered_map>
 #include <vector>
 
-constexpr uint32_t NOBODY = ~0u, ALL_LANES = ~0u;
+constexpr uint32_t NOBODY = 0, ALL_LANES = ~0u;  // blocks are counted from 1
 constexpr uint8_t SEVERAL = 32;  // lanes
 
 struct Access {
-  uint32_t block = NOBODY, phase = 0, time = 0;
-  uint32_t warps = 0;  // a mask: readers of one phase are kept together
-  uint32_t at = 0;     // instruction
-  uint8_t lane = 0;    // or SEVERAL
-  bool pending = false;  // written by a cp.async that nobody has waited for
+  uint32_t block, phase, time;
+  uint32_t warps;  // a mask: readers of one phase are kept together
+  uint32_t at;     // instruction
+  uint8_t lane;    // or SEVERAL
+  bool pending;  // written by a cp.async that nobody has waited for
 };
 
 // What is known of a block: all accesses before `phase`; or, for one warp (warp >= 0), those in `phase` before `base` by
@@ -90,17 +92,66 @@ struct Released {
   std::map<uint32_t, Clock> block;
 };
 
-// Memory that the detector watches: cells of `cell` bytes.
-struct Region {
-  int shift = 0;
-  std::vector<Cell> cells;
-  std::unordered_map<int64_t, std::vector<Access>> readers;  // further readers of a cell, unordered with the first
-  std::unordered_map<int64_t, std::vector<Strong>> strong;   // atomic accesses to a cell
-  std::unordered_map<int64_t, Released> released;
+// Memory that the detector watches. Most accesses move 16 bytes, so there is one cell per 16 bytes, until an access
+// touches less of them: then there are four cells, or sixteen. A write of all 16 bytes makes them one again.
+class Region {
+ public:
+  std::unordered_map<const Cell*, std::vector<Access>> readers;  // further readers, unordered with the cell's
+  std::unordered_map<int64_t, std::vector<Strong>> strong;       // atomic accesses, by the byte they start at
+  std::unordered_map<int64_t, Released> released;                // likewise
 
-  void reset(int64_t bytes, int cell) {
-    shift = __builtin_ctz(cell);
-    cells.assign((bytes + cell - 1) >> shift, Cell());
-    readers.clear(), strong.clear(), released.clear();
+  // `least`: the fewest bytes that an instruction moves.
+  void reset(int64_t bytes, int least) {
+    lines = (bytes + 15) / 16;
+    fineness.assign(lines, 0);
+    cells[0] = zeroed(lines);
+    if (least < 16) cells[1] = zeroed(4 * lines);
+    if (least < 4) cells[2] = zeroed(16 * lines);
   }
+
+  // f(cell, bytes from `at` to the cell, bytes) for every cell of an access. `whole`: f leaves nothing but this access
+  // in the cells, so that they may become one.
+  template <class F> void each(int64_t at, int size, bool writes, F f) {
+    const int wanted = size >= 16 ? 0 : size >= 4 ? 1 : 2;
+    for (int64_t line = at / 16, end = (at + size - 1) / 16; line <= end; line++) {
+      while (fineness[line] < wanted) split(line);
+      const int level = fineness[line];
+      if (level == 0) {
+        f(cells[0][line], line * 16 - at, 16);
+        continue;
+      }
+      const int step = level == 1 ? 4 : 1;
+      const int64_t from = std::max(at, line * 16), to = std::min(at + size, line * 16 + 16);
+      bool fresh = true;
+      for (int64_t byte = from; byte < to; byte += step) fresh &= f(cells[level][byte / step], byte - at, step);
+      if (writes && fresh && to - from == 16) {
+        cells[0][line] = cells[level][line * (16 / step)];
+        fineness[line] = 0;
+      }
+    }
+  }
+
+ private:
+  struct Free {
+    void operator()(Cell* c) const { std::free(c); }
+  };
+  using Cells = std::unique_ptr<Cell[], Free>;
+  // Pages that nobody touches cost nothing: a cell of zeros is one that nobody has accessed.
+  static Cells zeroed(int64_t count) { return Cells(static_cast<Cell*>(std::calloc(count + 1, sizeof(Cell)))); }
+
+  void split(int64_t line) {
+    const int level = fineness[line]++;
+    const int64_t first = level == 0 ? line : line * 4;
+    for (int64_t k = first; k < first + (level == 0 ? 1 : 4); k++) {
+      auto others = readers.empty() ? readers.end() : readers.find(&cells[level][k]);
+      for (int64_t part = 4 * k; part < 4 * k + 4; part++) {
+        cells[level + 1][part] = cells[level][k];
+        if (others != readers.end()) readers[&cells[level + 1][part]] = others->second;
+      }
+    }
+  }
+
+  int64_t lines = 0;
+  std::vector<uint8_t> fineness;
+  Cells cells[3];
 };

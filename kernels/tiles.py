@@ -123,7 +123,7 @@ def chunks(rows: int) -> int:
 
 
 def architecture(device: torch.device) -> str:
-    """ "sm_80", "gfx942", ... of a CUDA or ROCm device; for a CPU that of the PTX machine, or "interpreter"."""
+    """ "sm_80", "gfx942", ... of a CUDA or ROCm device; of a CPU: the PTX machine's, or "interpreter"."""
     if device.type != "cuda":
         return ptx_machine.target or "interpreter"
     properties = torch.cuda.get_device_properties(device)

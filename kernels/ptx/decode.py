@@ -71,7 +71,7 @@ class UnknownInstruction(NotImplementedError):
 
 @dataclass(frozen=True)
 class Statement:
-    """An instruction of the text, the line it stands on and, if the compiler tells, the source it comes from."""
+    """An instruction of the text, its line and, if the compiler tells, the source it comes from."""
 
     text: str
     line: int
@@ -440,7 +440,7 @@ class _Decoder:
         self.row["order"] = orders[named]
         self.row["block_scope"] = int(self.option("cta", "gpu", "sys") == "cta")
 
-    # Data movement -------------------------------------------------------------------------------------------
+    # Data movement ------------------------------------------------------------------------------------------
 
     def mov(self) -> None:
         kind = self.type("pred", *BITS, *INTEGERS, "f32", "f64")
@@ -530,7 +530,7 @@ class _Decoder:
             places = [self.result(name, width) for name in names]
         self.require(width >= BYTES[kind])
         self.row["operand"][:count] = places
-        self.operation(f"{'STORE' if store else 'LOAD'}_{space}", _integer(kind), count=count, width=width)
+        self.operation(f"{'STORE' if store else 'LOAD'}_{space}", kind, count=count, width=width)
         self.memory(address)
 
     def atom(self) -> None:
@@ -600,7 +600,7 @@ class _Decoder:
         self.operation(operation, count=count, mode=mode)
         self.memory(address)
 
-    # Arithmetic ----------------------------------------------------------------------------------------------
+    # Arithmetic ---------------------------------------------------------------------------------------------
 
     def arithmetic(self, operation: str, arguments: int, allowed: tuple[str, ...]) -> None:
         """d = f(a, ...), all of one type; or f32 with a narrow first operand (sm_100)."""
@@ -771,7 +771,7 @@ class _Decoder:
         self.operation("CVT", kind, mode=mode, count=size, width=width)
         self.row["operand"][:2] = [self.result(target, width), self.value(value, size)]
 
-    # The warp and the block ----------------------------------------------------------------------------------
+    # The warp and the block ---------------------------------------------------------------------------------
 
     def shfl(self) -> None:
         self.type("b32")
@@ -915,11 +915,6 @@ _DECODERS: dict[str, Callable[[_Decoder], None]] = {
 def _plain_type(kind: str) -> str:
     """The machine's name of a type; untyped bits are unsigned."""
     return (f"u{kind[1:]}" if kind[0] == "b" and kind[1].isdigit() else kind).upper()
-
-
-def _integer(kind: str) -> str:
-    """Memory is moved as it is: the sign matters only when a register is wider."""
-    return kind
 
 
 def _number(text: str) -> int:

@@ -144,6 +144,8 @@ void Machine::leave(Warp& w, uint32_t lanes) {
 
 bool Machine::arrive(Warp& w, const Instruction& i, uint32_t mask) {
   if (mask != w.alive) fail(i, "a barrier that only some lanes of a warp reach");
+  if (w.block->arrived && w.block->barrier != i.count) fail(i, "other warps wait at a different barrier");
+  w.block->barrier = i.count;
   w.waiting = true;
   w.block->arrived++;
   open_barrier(*w.block);

@@ -317,6 +317,7 @@ template <class T> struct Two {
 };
 Handler convert_of(const Instruction& i) {
   if (i.type == TF32) return (i.mode & ROUNDING) == 4 ? lanes<Away, uint32_t, uint32_t> : lanes<Even, uint32_t, uint32_t>;
+  if (i.count != bytes_of(i.from) || i.width != bytes_of(i.type)) return convert;  // wider registers
   if (!i.mode && i.from == F32 && i.type == BF16) return lanes<Narrow<Brain, float>, Brain, float>;
   if (!i.mode && i.from == F32 && i.type == F16) return lanes<Narrow<Half, float>, Half, float>;
   if (!i.mode && i.from == BF16 && i.type == F32) return lanes<Widen<Brain>, float, Brain>;

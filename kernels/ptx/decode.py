@@ -8,7 +8,7 @@ modifier that is ignored could change the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,19 +56,6 @@ FTZ, NAN_WINS = 1, 2
 TO_INTEGRAL, SATURATE, FLUSH = 8, 16, 32  # of cvt, beside the rounding
 
 
-class UnknownInstruction(NotImplementedError):
-    """The machine does not execute an instruction."""
-
-    def __init__(self, text: str, line: int) -> None:
-        self.text, self.line = text, line
-        opcode = re.sub(r"^@\S+\s+", "", text).split()[0]
-        hint = ""
-        if opcode.startswith(("wgmma", "tcgen05", "mbarrier", "cp.async.bulk")):
-            hint = "; tensor cores of sm_90 and sm_100 (wgmma, tcgen05) are out of its reach"
-        super().__init__(f"PTX line {line}: the machine does not execute {opcode!r} ({text}){hint}")
-        self.opcode = opcode
-
-
 @dataclass(frozen=True)
 class Statement:
     """An instruction of the text, its line and, if the compiler tells, the source it comes from."""
@@ -81,6 +68,19 @@ class Statement:
     @property
     def opcode(self) -> str:
         return re.sub(r"^@\S+\s+", "", self.text).split()[0]
+
+
+class UnknownInstruction(NotImplementedError):
+    """The machine does not execute some instructions of a kernel: the first one, and the opcodes of all."""
+
+    def __init__(self, statement: Statement, opcodes: Sequence[str]) -> None:
+        self.statement, self.opcodes = statement, list(opcodes)
+        text = f"PTX line {statement.line}: the machine does not execute {statement.text!r}"
+        if len(opcodes) > 1:
+            text += f", nor {', '.join(opcodes[1:4])}{', ...' if len(opcodes) > 4 else ''}"
+        if any(opcode.startswith(("wgmma", "tcgen05")) for opcode in opcodes):
+            text += "; the tensor cores of sm_90 and sm_100 (wgmma, tcgen05) are out of its reach"
+        super().__init__(text)
 
 
 def unknown_instructions(text: str) -> list[str]:
@@ -101,6 +101,7 @@ class Program:
         threads: of a block, (x, y, z), if the text says so.
         statements: what stands in the text, one per instruction.
         code: the same, decoded (dtype INSTRUCTION).
+        unknown: opcodes that the machine does not execute; empty if `strict`.
         written: positions of the pointer parameters through which the kernel may write.
     """
 
@@ -127,19 +128,19 @@ class Program:
         self.labels: dict[str, int] = {}
         start = text[: entry.end()].count("\n") + 1
         self.statements = list(self._statements(_body(text[entry.end() :]), start, files))
-        self.unknown: list[str] = []
+        unknown: dict[str, Statement] = {}
         self.code = np.zeros(len(self.statements), INSTRUCTION)
         self._touched: list[tuple[list[str], list[str], str | None]] = []
         for number, statement in enumerate(self.statements):
             decoder = _Decoder(self, statement)
             try:
                 self.code[number] = decoder.record()
-            except UnknownInstruction as error:
-                if strict:
-                    raise
-                if error.opcode not in self.unknown:
-                    self.unknown.append(error.opcode)
+            except _Refused:
+                unknown.setdefault(statement.opcode, statement)
             self._touched.append((decoder.writes, decoder.reads, decoder.address))
+        self.unknown = list(unknown)
+        if strict and unknown:
+            raise UnknownInstruction(unknown[self.unknown[0]], self.unknown)
 
     @cached_property
     def written(self) -> frozenset[int]:
@@ -315,6 +316,10 @@ _LOADS = {
 _GLOBAL_STORES = {OPERATION["STORE_GLOBAL"], OPERATION["ATOM_GLOBAL"]}
 
 
+class _Refused(Exception):
+    """A statement that the machine does not know."""
+
+
 class _Decoder:
     """One statement. `record()` is a row of Program.code."""
 
@@ -348,7 +353,7 @@ class _Decoder:
         return tuple(self.row.get(name, 0) for name in INSTRUCTION.names or ())
 
     def refuse(self) -> NoReturn:
-        raise UnknownInstruction(self.statement.text, self.statement.line)
+        raise _Refused
 
     def require(self, condition: bool) -> None:
         if not condition:

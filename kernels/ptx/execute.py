@@ -125,6 +125,7 @@ def run(
     races: bool = True,
     traffic: bool = False,
     limit: int = 1_000_000_000,
+    names: Sequence[str] | None = None,
 ) -> Report:
     """Execute a kernel on the CPU, instruction by instruction.
 
@@ -141,6 +142,7 @@ def run(
         races: look for races; without, the run is about twice as fast.
         traffic: count sectors and wavefronts.
         limit: warp instructions after which the kernel is taken to hang.
+        names: of the arguments, for findings; without, those of the PTX text.
 
     Raises:
         UnknownInstruction: the kernel has an instruction that the machine does not execute.
@@ -163,7 +165,8 @@ def run(
     threads = tuple(block) if block is not None else program.threads
     if threads is None:
         raise ValueError(f"{program.name}: the PTX text has no .reqntid, pass block=(x, y, z)")
-    return _Launch(program, arguments, tuple(grid), tuple(threads)).run(
+    names = [*(names or []), *(name for name, _ in program.parameters[len(names or []) :])]
+    return _Launch(program, arguments, names, tuple(grid), tuple(threads)).run(
         seed=seed,
         shared=program.static_shared + shared,
         resident=resident,
@@ -208,9 +211,14 @@ class _Launch:
     """The records that the C++ part reads, and what it gives back."""
 
     def __init__(
-        self, program: Program, arguments: list[Any], grid: tuple[int, ...], threads: tuple[int, ...]
+        self,
+        program: Program,
+        arguments: list[Any],
+        names: list[str],
+        grid: tuple[int, ...],
+        threads: tuple[int, ...],
     ) -> None:
-        self.program = program
+        self.program, self.names = program, names
         self.grid, self.threads = (*grid, 1, 1)[:3], (*threads, 1, 1)[:3]
         self.registers = program.registers()
         self.buffers = (_Buffer * max(1, len(arguments)))()
@@ -293,8 +301,7 @@ class _Launch:
         elif buffer == -2:
             place = f"address {offset:#x}, which is no argument"
         else:
-            name, _ = self.program.parameters[buffer]
-            place = f"byte {offset} of {self.buffers[buffer].size} of argument {buffer} ({name})"
+            place = f"byte {offset} of {self.buffers[buffer].size} of argument {buffer} ({self.names[buffer]})"
         earlier = statements[row["earlier"]] if row["earlier"] >= 0 else None
         thread = f"block {row['block']}, warp {row['warp']}, lane {row['lane']}"
         return Finding(

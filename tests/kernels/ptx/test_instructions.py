@@ -321,7 +321,7 @@ def test_between_integers():
     f = some("f8")
     with np.errstate(all="ignore"):
         same(lanes("cvt.rn.f32.f64 {out}, {0};", f, out="f4"), f.astype("f4"))
-    same(lanes("cvt.f64.f32 {out}, {0};", some("f4")[:32], out="f8")[:0], np.zeros(0))
+    same(lanes("cvt.f64.f32 {out}, {0};", x := some("f4"), out="f8"), x.astype("f8"))
     x = np.linspace(-2, 2, 32).astype("f4")
     same(lanes("cvt.sat.f32.f32 {out}, {0};", x, out="f4"), np.clip(x, 0, 1))
     same(lanes("cvt.rni.f32.f32 {out}, {0};", x * 8, out="f4"), np.round(x * 8))
@@ -559,11 +559,9 @@ def test_copies_arrive_in_groups_and_fill_with_zeros():
 
 def test_vectors_and_narrow_loads():
     source = RANDOM.integers(0, 256, 32 * 8).astype("u1")
-    out = np.zeros(32, "i8")
     same(lanes("ld.global.s8 {out}, [%d40];", source[:256].view("u8"), out="i4"), source.view("i1")[::8].astype("i4"))
     same(lanes("ld.global.v2.b32 {{out}, %r31}, [%d40];", source.view("u8"), out="u4"), source.view("u4")[::2])
     same(lanes("ld.global.v4.u16 {%h20, %h21, %h22, {out}}, [%d40];", source.view("u8"), out="u2"), source.view("u2")[3::4])
-    assert out.sum() == 0
 
 
 def test_lanes_may_take_different_ways():

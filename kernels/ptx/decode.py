@@ -144,30 +144,34 @@ class Program:
 
     @cached_property
     def written(self) -> frozenset[int]:
-        """Which parameters reach the address of a store: a register may point where its operands point."""
-        pointers: dict[str, int] = {}
-        every = (1 << len(self.parameters)) - 1
-        changed = True
-        while changed:
-            changed = False
-            for number, (writes, reads, _) in enumerate(self._touched):
-                from_parameter = self._parameter_loads.get(number)
-                if from_parameter is not None:
-                    reach = 1 << from_parameter
-                elif self.code[number]["operation"] in _LOADS:
-                    reach = 0
+        """Which parameters reach the address of a store: a register may point where its operands point.
+
+        What is stored to shared memory may be loaded from it: Triton exchanges pointers like that. A pointer
+        from global memory may point anywhere.
+        """
+        reach: dict[str, int] = {"shared": 0}  # of a register, as a mask of parameters
+        operations = [_NAMES[int(operation)] for operation in self.code["operation"]]
+        before = None
+        while reach != before:
+            before = dict(reach)
+            for number, (operation, (writes, reads, _)) in enumerate(zip(operations, self._touched)):
+                parameter = self._parameter_loads.get(number)
+                if operation in ("LOAD_SHARED", "LDMATRIX", "ATOM_SHARED"):
+                    sources = reach["shared"]
+                elif operation in ("LOAD_GLOBAL", "ATOM_GLOBAL"):
+                    sources = 0
                 else:
-                    reach = 0
+                    sources = 0 if parameter is None else 1 << parameter
                     for name in reads:
-                        reach |= pointers.get(name, 0)
+                        sources |= reach.get(name, 0)
+                if operation in ("STORE_SHARED", "STMATRIX"):
+                    reach["shared"] |= sources
                 for name in writes:
-                    if reach & ~pointers.get(name, 0):
-                        pointers[name] = pointers.get(name, 0) | reach
-                        changed = True
+                    reach[name] = reach.get(name, 0) | sources
         stored = 0
-        for number, (_, _, address) in enumerate(self._touched):
-            if address is not None and self.code[number]["operation"] in _GLOBAL_STORES:
-                stored |= pointers.get(address, 0) or every
+        for operation, (_, _, address) in zip(operations, self._touched):
+            if operation in ("STORE_GLOBAL", "ATOM_GLOBAL") and address is not None:
+                stored |= reach.get(address, 0) or -1
         return frozenset(k for k in range(len(self.parameters)) if stored >> k & 1)
 
     @cached_property
@@ -310,10 +314,6 @@ def fill(image: np.ndarray, place: int, bytes_: int, value: int) -> None:
 
 
 _NAMES = {value: name for name, value in OPERATION.items()}
-_LOADS = {
-    OPERATION[name] for name in ("LOAD_GLOBAL", "LOAD_SHARED", "ATOM_GLOBAL", "ATOM_SHARED", "LDMATRIX")
-}
-_GLOBAL_STORES = {OPERATION["STORE_GLOBAL"], OPERATION["ATOM_GLOBAL"]}
 
 
 class _Refused(Exception):

@@ -301,7 +301,9 @@ class _Launch:
         elif buffer == -2:
             place = f"address {offset:#x}, which is no argument"
         else:
-            place = f"byte {offset} of {self.buffers[buffer].size} of argument {buffer} ({self.names[buffer]})"
+            place = (
+                f"byte {offset} of {self.buffers[buffer].size} of argument {buffer} ({self.names[buffer]})"
+            )
         earlier = statements[row["earlier"]] if row["earlier"] >= 0 else None
         thread = f"block {row['block']}, warp {row['warp']}, lane {row['lane']}"
         return Finding(

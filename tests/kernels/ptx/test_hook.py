@@ -25,7 +25,9 @@ def softmax_kernel(x_ptr, out_ptr, columns, stride, BLOCK: tl.constexpr):
 
 
 @triton.jit
-def matmul_kernel(a_ptr, b_ptr, c_ptr, K: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr):
+def matmul_kernel(
+    a_ptr, b_ptr, c_ptr, K: tl.constexpr, M: tl.constexpr, N: tl.constexpr, BLOCK_K: tl.constexpr
+):
     rows, cols = tl.arange(0, M), tl.arange(0, N)
     total = tl.zeros((M, N), tl.float32)
     for k in range(0, K, BLOCK_K):
@@ -59,7 +61,9 @@ def test_softmax():
     assert report.kernel == "softmax_kernel" and report.counts()["ex2.approx.f32"] > 0
 
 
-@pytest.mark.parametrize(("arch", "dtype"), [("sm_80", torch.bfloat16), ("sm_86", torch.float16), ("sm_120", torch.bfloat16)])
+@pytest.mark.parametrize(
+    ("arch", "dtype"), [("sm_80", torch.bfloat16), ("sm_86", torch.float16), ("sm_120", torch.bfloat16)]
+)
 def test_products_of_matrices(arch, dtype):
     """Triton's own layouts of fragments and shared memory, not those of a test's author."""
     a, b, c = torch.randn(32, 64).to(dtype), torch.randn(64, 32).to(dtype), torch.full((32, 32), torch.nan)

@@ -106,7 +106,9 @@ def test_messages_between_blocks():
 
 
 def test_a_plain_flag_races_itself():
-    assert "READ_AFTER_WRITE" in message(f"st.global.b32 {FLAG}, 1;", f"ld.acquire.gpu.global.b32 %r2, {FLAG};")
+    assert "READ_AFTER_WRITE" in message(
+        f"st.global.b32 {FLAG}, 1;", f"ld.acquire.gpu.global.b32 %r2, {FLAG};"
+    )
 
 
 def test_a_release_covers_what_its_own_thread_did():
@@ -125,6 +127,7 @@ def test_a_release_covers_what_its_own_thread_did():
     @%p3 ld.global.b32 %r4, [%d10];
     """
     for threads, sync in ((64, "bar.sync 0;"), (32, "bar.warp.sync -1;")):
+
         def found(before, after, threads=threads):
             return kinds(body.replace("BEFORE", before).replace("AFTER", after), grid=(2,), threads=threads)
 
@@ -139,10 +142,14 @@ def test_bounds_and_alignment():
     assert kinds("ld.global.b32 %r1, [%d0+-4];") == {"OUT_OF_BOUNDS"}
     assert kinds("ld.global.b32 %r1, [%d0+2];") == {"MISALIGNED"}
     assert kinds("st.global.v2.b32 [%d0+4], {%r0, %r0};") == {"MISALIGNED"}
-    assert kinds("ld.global.b32 %r1, [%d1];", lambda: [np.zeros(4, "u4"), None], parameters=2) == {"OUT_OF_BOUNDS"}
+    assert kinds("ld.global.b32 %r1, [%d1];", lambda: [np.zeros(4, "u4"), None], parameters=2) == {
+        "OUT_OF_BOUNDS"
+    }
     assert kinds("mov.b32 %r1, buffer; st.shared.b32 [%r1+512], 1;") == {"OUT_OF_BOUNDS"}
     assert kinds("mov.b32 %r1, buffer; st.shared.v4.b32 [%r1+8], {1, 1, 1, 1};") == {"MISALIGNED"}
-    assert kinds("mov.b32 %r1, buffer; cp.async.ca.shared.global [%r1], [%d0+1024], 4; cp.async.wait_all;") >= {"OUT_OF_BOUNDS"}
+    assert kinds(
+        "mov.b32 %r1, buffer; cp.async.ca.shared.global [%r1], [%d0+1024], 4; cp.async.wait_all;"
+    ) >= {"OUT_OF_BOUNDS"}
 
 
 def test_a_view_has_bounds_of_its_own():

@@ -197,11 +197,9 @@ class Program:
 
     def place(self, name: str, scope: int = 0) -> int:
         """The byte offset of a register, a special register or a constant."""
-        for owner in (f"{name}#{scope}", name):
-            if owner in self._places:
-                return self._places[owner]
-        owner = f"{name}#{scope}" if f"{name}#{scope}" in self._widths else name
-        self._places[owner] = self._new(self.width(name, scope))
+        owner = _owned(name, scope) if _owned(name, scope) in self._widths else name
+        if owner not in self._places:
+            self._places[owner] = self._new(self.width(name, scope))
         return self._places[owner]
 
     def width(self, name: str, scope: int = 0) -> int:
@@ -209,7 +207,7 @@ class Program:
         if name in SPECIAL:
             return 4
         prefix = re.sub(r"\d+$", "", name)
-        for owner in (f"{name}#{scope}", name, prefix):
+        for owner in (_owned(name, scope), name, prefix):
             if owner in self._widths:
                 return self._widths[owner]
         raise KeyError(name)
@@ -258,49 +256,46 @@ class Program:
         kind, names = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
         for name in (name.strip() for name in names.split(",")):
             numbered = re.match(r"(%?[\w$]+)<\d+>$", name)
-            own = f"{name}#{scope}" if scope and not numbered else name
-            self._widths[numbered[1] if numbered else own] = BYTES[kind]
+            self._widths[numbered[1] if numbered else _owned(name, scope)] = BYTES[kind]
 
     def _statements(self, body: str, line: int, files: dict[str, str]) -> Iterator[Statement]:
-        source, parts, scope, scopes, opened = "", [], 0, [0], 0
-        begun = line
+        """The instructions; declarations and labels go into their tables on the way."""
+        source, pending, begun, count = "", "", line, 0
+        scopes, opened = [0], 0
         for number, raw in enumerate(body.split("\n"), line):
             text = raw.split("//")[0].strip()
             if text.startswith(".loc"):
                 source = _source(text, files)
                 continue
-            for token in re.split(r"([;{}]|^[\w$%]+:)", text):
-                token = token.strip()
-                if not token:
-                    continue
-                in_vector = bool(parts) and (parts[-1].count("{") > parts[-1].count("}"))
-                if token == "{" and not parts:
+            for piece in re.findall(r"[;{}]|[^;{}]+", text):
+                if piece == "{" and not pending:
                     opened += 1
-                    scope = opened
-                    scopes.append(scope)
-                elif token == "}" and not parts:
+                    scopes.append(opened)
+                elif piece == "}" and not pending:
                     scopes.pop()
-                    scope = scopes[-1] if scopes else 0
-                elif re.fullmatch(r"[\w$%]+:", token) and not parts:
-                    label = token[:-1]
-                    self.labels[f"{label}#{scope}" if not label.startswith("$") else label] = self._count
-                elif token == ";" and not in_vector:
-                    statement = " ".join("".join(parts).split())
-                    parts = []
+                elif piece != ";":
+                    while not pending and (label := _LABEL.match(piece)):
+                        self.labels[_owned(label[1], scopes[-1])] = count
+                        piece = piece[label.end() :]
+                    if piece.strip():
+                        begun = begun if pending else number
+                        pending += piece
+                elif pending:
+                    statement, pending = " ".join(pending.split()), ""
                     if statement.startswith(".reg"):
-                        self._declare_registers(statement, scope)
-                    elif statement.startswith((".pragma", ".shared", ".extern")):
-                        pass
-                    elif statement:
-                        self._count += 1
-                        yield Statement(statement, begun, source, scope)
-                else:
-                    if not parts:
-                        begun = number
-                        parts = [""]
-                    parts[-1] += f"{token} " if token not in "{}" else token
+                        self._declare_registers(statement, scopes[-1])
+                    elif not statement.startswith((".pragma", ".shared")):
+                        yield Statement(statement, begun, source, scopes[-1])
+                        count += 1
+            pending += " " if pending else ""
 
-    _count = 0
+
+_LABEL = re.compile(r"\s*([\w$]+):(?!:)")
+
+
+def _owned(name: str, scope: int) -> str:
+    """The name of a label or register that was declared between inner braces."""
+    return f"{name}#{scope}" if scope else name
 
 
 def fill(image: np.ndarray, place: int, bytes_: int, value: int) -> None:
@@ -875,9 +870,8 @@ class _Decoder:
         self.plain(1)
         label = self.args[0]
         labels = self.program.labels
-        target = labels.get(f"{label}#{self.statement.scope}", labels.get(label, labels.get(f"{label}#0")))
-        assert target is not None
-        self.operation("BRANCH", target=target)
+        own = _owned(label, self.statement.scope)
+        self.operation("BRANCH", target=labels[own if own in labels else label])
 
     def ret(self) -> None:
         self.option("uni")

@@ -76,7 +76,7 @@ class Executed:
     sectors: int
     wavefronts: int
     ideal_wavefronts: int
-    bytes: int  # that it moves, all lanes together
+    moved: int  # bytes, all lanes together
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Report:
         """Bytes that the lanes move, by "ld.global", "st.shared", "cp.async", "ldmatrix", ..."""
         total: Counter[str] = Counter()
         for executed in self.instructions:
-            if executed.bytes:
-                total[_class(executed.statement.opcode)] += executed.bytes
+            if executed.moved:
+                total[_class(executed.statement.opcode)] += executed.moved
         return total
 
     def check(self) -> None:
@@ -193,7 +193,8 @@ class _LaunchRecord(ctypes.Structure):
     _fields_ = (
         ("code", ctypes.c_void_p), ("registers", ctypes.c_void_p), ("buffers", ctypes.c_void_p),
         ("regions", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("instructions", "register_bytes", "buffer_count", "region_count")),
+        *((name, ctypes.c_int32) for name in ("instructions", "register_bytes")),
+        *((name, ctypes.c_int32) for name in ("buffer_count", "region_count")),
         ("grid", ctypes.c_int32 * 3), ("block", ctypes.c_int32 * 3),
         *((name, ctypes.c_int32) for name in ("shared", "resident", "global_cell", "shared_cell")),
         *((name, ctypes.c_int32) for name in ("races", "traffic")),
@@ -247,7 +248,7 @@ class _Launch:
                 groups.append((first, max(last, end), [*members, position]))
             else:
                 groups.append((start, end, [position]))
-        sizes = []
+        sizes: list[int] = []
         for start, end, members in groups:
             if not self.program.written.intersection(members):
                 continue
@@ -272,7 +273,7 @@ class _Launch:
             tuple(program.special()), seed, limit,
         )  # fmt: skip
         failed = library().ptx_machine_run(
-            ctypes.byref(record), counts.ctypes.data_as(ctypes.c_void_p), found.ctypes.data_as(ctypes.c_void_p),
+            ctypes.byref(record), ctypes.c_void_p(counts.ctypes.data), ctypes.c_void_p(found.ctypes.data),
             len(found), ctypes.byref(number), message, len(message),
         )  # fmt: skip
         if failed:
@@ -311,8 +312,9 @@ class _Launch:
         )
 
     def _executed(self, statement: Statement, instruction: Any, counts: list[int]) -> Executed:
-        warps, lanes, *rest = counts
-        return Executed(statement, warps, lanes, *rest, bytes=lanes * _bytes_of(statement, instruction))
+        warps, lanes, sectors, wavefronts, ideal = counts
+        moved = lanes * _bytes_of(statement, instruction)
+        return Executed(statement, warps, lanes, sectors, wavefronts, ideal, moved)
 
 
 def _extent(value: torch.Tensor | np.ndarray) -> tuple[int, int]:

@@ -3,8 +3,9 @@
 import pytest
 import torch
 
-triton = pytest.importorskip("triton", reason="Triton has no wheels for this platform")
+pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
+import triton
 import triton.language as tl
 
 from eagc_ops.kernels import ptx
@@ -94,7 +95,7 @@ def test_a_race_names_the_argument_and_the_source():
 def test_what_the_machine_cannot_execute_is_said():
     """64 rows on sm_90 take the warp-group products."""
     a, b, c = torch.randn(64, 64).half(), torch.randn(64, 64).half(), torch.zeros(64, 64)
-    with ptx.on_machine("sm_90"), pytest.raises(ptx.UnknownInstruction, match="wgmma.*out of its reach"):
+    with ptx.on_machine("sm_90"), pytest.raises(ptx.UnknownInstruction, match=r"wgmma.*out of its reach"):
         matmul_kernel[(1,)](a, b, c, K=64, M=64, N=64, BLOCK_K=64)
 
 

@@ -1,5 +1,5 @@
-"""The compiled code of both kernels, executed: the values of the fp64 formulas, the same bits under every schedule,
-no race, nothing out of bounds, nothing misaligned.
+"""The compiled code of both kernels, executed: the values of the fp64 formulas, the same bits under every
+schedule, no race, nothing out of bounds, nothing misaligned.
 
 A launch goes through `launch` as on a GPU: the same tile, constants, specialisation and compile options.
 """
@@ -146,8 +146,8 @@ def test_the_inputs_exercise_the_projection():
     assert_exercised(Call().case)
 
 
-# Warps of the last program read Ebar while one of them stores it. The value is the same either way, as the load comes
-# before the store in every warp's program; a barrier before the store will end it.
+# All warps of the last program read Ebar while one of them stores it. That one uses what it read before, so
+# the value is right; a barrier before the store will end the race.
 def is_known(finding) -> bool:
     return finding.kind in ("WRITE_AFTER_READ", "READ_AFTER_WRITE") and "(energy_ref_ptr)" in finding.place
 
@@ -198,7 +198,7 @@ def test_the_update_of_the_energy_reference_has_no_race():
             report.check()
 
 
-# Mutants: what the machine must catch -------------------------------------------------------------------------------
+# Mutants: what the machine must catch --------------------------------------------------------------------
 
 
 def lines(text: str) -> list[str]:
@@ -249,6 +249,10 @@ def replaced(pattern: str, by):
 
 
 ORDER = {"READ_AFTER_WRITE", "WRITE_AFTER_READ", "WRITE_AFTER_WRITE"}
+LOAD = r"(ld\.global\.v[24]\.b32 \{[^}]*\}, \[ %rd\d+) \+ 0"
+STORE = r"(st\.global\.\S+ \[ %rd\d+) \+ 0"
+COPY_TO = r"(cp\.async\.cg\.\S+ \[ %r\d+) \+ 0"
+COPY_FROM = r"(cp\.async\.cg\.\S+ \[ %r\d+ \+ 0 \], \[ %rd\d+) \+ 0"
 MUTANTS = {
     "relaxed": (order("gpu.relaxed"), ORDER),
     "acquire only": (order("gpu.acquire"), ORDER),
@@ -262,24 +266,18 @@ MUTANTS = {
         replaced(r"cp\.async\.wait_group\s+(\d+);", lambda m: f"cp.async.wait_group {int(m[1]) + 1};"),
         {"PENDING_COPY"},
     ),
-    "loads four bytes off": (replaced(r"(ld\.global\.v[24]\.b32 \{[^}]*\}, \[ %rd\d+) \+ 0", r"\1 + 4"), {"MISALIGNED"}),
-    "copies four bytes off": (replaced(r"(cp\.async\.cg\.\S+ \[ %r\d+ \+ 0 \], \[ %rd\d+) \+ 0", r"\1 + 4"), {"MISALIGNED"}),
-    "stores behind the end": (replaced(r"(st\.global\.\S+ \[ %rd\d+) \+ 0", r"\1 + 65536"), {"OUT_OF_BOUNDS"}),
-    "copies behind the end": (
-        replaced(r"(cp\.async\.cg\.\S+ \[ %r\d+ \+ 0 \], \[ %rd\d+) \+ 0", r"\1 + 1048576"),
-        {"OUT_OF_BOUNDS"},
-    ),
-    "copies into too high shared memory": (
-        replaced(r"(cp\.async\.cg\.\S+ \[ %r\d+) \+ 0", r"\1 + 1048576"),
-        {"OUT_OF_BOUNDS"},
-    ),
-}  # fmt: skip
+    "loads four bytes off": (replaced(LOAD, r"\1 + 4"), {"MISALIGNED"}),
+    "copies four bytes off": (replaced(COPY_FROM, r"\1 + 4"), {"MISALIGNED"}),
+    "stores behind the end": (replaced(STORE, r"\1 + 65536"), {"OUT_OF_BOUNDS"}),
+    "copies from behind the end": (replaced(COPY_FROM, r"\1 + 1048576"), {"OUT_OF_BOUNDS"}),
+    "copies to behind shared memory": (replaced(COPY_TO, r"\1 + 1048576"), {"OUT_OF_BOUNDS"}),
+}
 
 
 @pytest.mark.parametrize("name", MUTANTS)
 @pytest.mark.parametrize("dtype", [FP32, BF16], ids=str)
 def test_a_mistake_in_the_compiled_code_is_caught(name, dtype):
-    """In one schedule out of one: a lucky order of programs may give the right bits, but not a clean report."""
+    """In the first schedule: a lucky order of programs may give the right bits, but no clean report."""
     edit, expected = MUTANTS[name]
     _, (report, *_) = Call(dtype=dtype).run(0, edit=edit)
     found = {finding.kind for finding in [*report.races, *report.violations]}

@@ -86,7 +86,7 @@ class UnknownInstruction(NotImplementedError):
 def unknown_instructions(text: str) -> list[str]:
     """The opcodes of a kernel that the machine does not execute, in order of appearance; empty: it runs.
 
-    >>> unknown_instructions(".entry k() { add.s32 %r1, %r1, 1; wgmma.fence.sync.aligned; ret; }")
+    >>> unknown_instructions(".entry k() { wgmma.fence.sync.aligned; bar.sync 0; ret; }")
     ['wgmma.fence.sync.aligned']
     """
     return Program(text, strict=False).unknown

@@ -16,6 +16,11 @@ pytestmark = pytest.mark.skipif(
 )
 
 
+@pytest.fixture(autouse=True)
+def _fusion(monkeypatch):
+    monkeypatch.setenv("TRITON_DEFAULT_FP_FUSION", "1")  # Triton warns if it must choose itself
+
+
 @triton.jit
 def softmax_kernel(x_ptr, out_ptr, columns, stride, BLOCK: tl.constexpr):
     row = tl.program_id(0)

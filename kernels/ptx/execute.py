@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .decode import BYTES, FINDINGS, INSTRUCTION, Program, Statement, fill
+from .decode import BYTES, FINDINGS, Program, Statement, fill
 from .library import library
 
 RACES = ("READ_AFTER_WRITE", "WRITE_AFTER_READ", "WRITE_AFTER_WRITE", "PENDING_COPY")
@@ -360,6 +360,3 @@ def _bytes_of(statement: Statement, instruction: Any) -> int:
     if name.startswith(("ld.", "st.", "atom.", "red.")) and not name.endswith("."):
         return BYTES[statement.opcode.split(".")[-1]] * int(instruction["count"])
     return 0
-
-
-assert INSTRUCTION.itemsize == 12 * 4 + 16 * 4 + 2 * 8

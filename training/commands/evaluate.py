@@ -5,8 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from eagc_ops.console import Parser, command
-from eagc_ops.training.commands.common import MOVED, is_main_process, scores_text
+from eagc_ops.training.commands.common import MOVED, is_main_process
 from eagc_ops.training.config import add_config_arguments
+from eagc_ops.training.scores import scores_text
 
 
 @command("eagc evaluate")

@@ -6,8 +6,9 @@ import argparse
 from pathlib import Path
 
 from eagc_ops.console import Parser, command
-from eagc_ops.training.commands.common import RUNS, is_main_process, scores_text
+from eagc_ops.training.commands.common import RUNS, is_main_process
 from eagc_ops.training.config import CONFIGS, Config, add_config_arguments, config_from_arguments
+from eagc_ops.training.scores import scores_text
 
 
 @command("eagc train")
@@ -55,6 +56,11 @@ def main(argv: list[str]) -> int:
     if is_main_process():
         for which in sorted(("last", "best"), key=lambda which: which != result["headline"]):
             print(f"{which} epoch ({result[which]['epoch'] + 1}): {scores_text(result[which])}")
+        if start := result.get("best_start"):
+            print(
+                f"best start of an epoch ({start['epoch'] + 1}): {scores_text(start)}    (as the released "
+                "code measures: augmented views, one restart of k-means; above: test views, end of an epoch)"
+            )
         for warning in result["warnings"]:
             print(f"warning: {warning}")
         print(f"run: {run}    (eagc evaluate {run}; eagc report {run} -o out)")

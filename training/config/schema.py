@@ -40,7 +40,7 @@ class Config(Settings):
     preset: Literal["baseline", "paper", "release"] = Field(
         "paper",
         description="recipe: the method's own without EAGC, that of the paper's text, "
-        "or that of the released scripts",
+        "or that of the released scripts (SPTNet keeps its own epochs and learning rates in all three)",
     )
     root: Annotated[str | None, MACHINE] = Field(None, description="folder of the data set")
     split_file: Annotated[str | None, MACHINE] = Field(
@@ -316,7 +316,15 @@ class SelExConfig(Config):
     embedding_dim: int = Field(
         65536, ge=2, description="dimensions of the embedding; level i uses the first 1 / 2^(i+1) of them"
     )
-    balanced: bool = Field(True, description="limit the size of k-means clusters before the plain iterations")
+    balanced: bool = Field(
+        True, description="limit the size of clusters in stage A of k-means, before the plain iterations"
+    )
+    published_balancing: bool = Field(
+        True,
+        description="limit the size as the published code does: a cluster that its labelled images overfill "
+        "releases only as many of the others, and one with a single other image takes in more; "
+        "off: a cluster releases all that it has no room for",
+    )
     published_order: bool = Field(
         False,
         description="index coarse labels of unlabelled images as the published code does, "
@@ -325,6 +333,11 @@ class SelExConfig(Config):
     kmeans_iterations: int = Field(10, ge=1, description="maximum iterations of each stage of k-means")
     evaluation_restarts: int = Field(
         10, ge=1, description="restarts of k-means in an evaluation; the lowest inertia wins"
+    )
+    start_accuracy: bool = Field(
+        False,
+        description="also report the accuracy of the clusters at the start of every epoch, from augmented "
+        "views and one restart: the accuracy of the released code",
     )
 
 

@@ -70,7 +70,11 @@ def table_note(name: str) -> str:
         sentences.append('"Recipe of + EAGC" is the row + EAGC without the operator: the fair baseline.')
     sentences += [table.note] if table.note else []
     if table.has_selex:
-        sentences.append(f"{START_MEASURE} The paper's values of SelEx + EAGC are of the former kind.")
+        sentences.append(START_MEASURE)
+        sentences.append(
+            "The paper does not say of which kind its values of SelEx + EAGC are; the released code computes "
+            "no other than the former."
+        )
     return " ".join([*sentences, f"In the paper: {PAPER[name].label}."])
 
 
@@ -182,6 +186,8 @@ def _starts(name: str, filled: Filled) -> tuple[str, Table]:
     These are the rows of SelEx that follow the released scripts.
     """
     table = TABLES[name]
+    if not table.has_selex:
+        return "", Table([], [])
 
     def scored(row: PaperRow, group: str) -> list[Mapping[str, float]]:
         values = filled.values(row.key, group).values()
@@ -189,11 +195,11 @@ def _starts(name: str, filled: Filled) -> tuple[str, Table]:
 
     def cell(row: PaperRow, group: str, measure: str, place: int) -> Cell:
         values = scored(row, group)
-        printed = _printed(name, row.key, group, place) if values else None
+        printed = _printed(name, row.key, group, table.columns.index("all") + place) if values else None
         return _cell([value[measure] for value in values], measure, printed)
 
     groups = [group for group in filled.measured if any(scored(row, group) for row in table.rows)]
-    rows = [row for row in table.rows if table.has_selex and any(scored(row, group) for group in groups)]
+    rows = [row for row in table.rows if any(scored(row, group) for group in groups)]
     caption = (
         "SelEx at the start of an epoch, as the released code measures it; the paper's value in brackets"
     )

@@ -13,9 +13,9 @@ from eagc_ops.training.scores import SCORES
 START_MEASURE = (
     "The released code of SelEx + EAGC reports the accuracy at the start of an epoch: of the clusters with "
     "which the epoch trains, from one augmented view and one restart of k-means, at the best of all epochs, "
-    "chosen with the true labels (it scores its 200th epoch by a plain k-means instead). The other accuracies "
-    "of SelEx on this page are those of a new k-means at the end of an epoch, from test views, with ten "
-    "restarts unless set otherwise."
+    "chosen with the true labels (it scores its 200th epoch by a plain k-means instead). All other "
+    "accuracies of SelEx on this page are those of a new k-means at the end of an epoch, from test views, "
+    "with ten restarts unless set otherwise."
 )
 TITLES = {
     "gdc_clean": "GDC, clean",

@@ -12,6 +12,7 @@ import torch
 from commands import call
 
 from eagc_ops.cli import main
+from eagc_ops.training import runs
 from eagc_ops.training.engine import loop
 from eagc_ops.training.engine.checkpoint import load_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
@@ -124,6 +125,20 @@ def test_a_run_that_was_interrupted_goes_on(data, trained, tmp_path, capsys, mon
     assert all(torch.equal(a[name], b[name]) for name in a)
     assert main(["train", "--resume", str(run)]) == 0
     assert "is complete" in capsys.readouterr().out
+
+
+def test_the_accuracy_that_the_release_reports_has_a_line_of_its_own(monkeypatch, capsys, tmp_path):
+    epoch = {"epoch": 7, "all": 0.5, "old": 0.6, "new": 0.4}
+    result = {"headline": "best", "last": epoch, "best": epoch, "warnings": []}
+    words = options(method="selex", dataset="cub", preset="release", weights="file")
+    lines = []
+    for more in ({}, {"best_start": {"epoch": 3, "all": 0.75, "old": 0.25, "new": None}}):
+        monkeypatch.setattr(runs, "train", lambda config, run, more=more: {**result, **more})
+        assert train(tmp_path / "run", *words) == 0
+        lines.append(capsys.readouterr().out.splitlines())
+    assert [line.split(":")[0] for line in lines[0]] == ["best epoch (8)", "last epoch (8)", "run"]
+    (added,) = set(lines[1]) - set(lines[0])
+    assert added.startswith("best start of an epoch (4): All 75.00%  Old 25.00%  New -    (as the released")
 
 
 def test_the_default_folder_names_the_run(data, tmp_path, monkeypatch, capsys):

@@ -144,6 +144,17 @@ def test_differences_are_those_of_the_runs(ablation):
     assert paired["SimGCD + EAGC - SimGCD"][0]["CUB: New"] == "- [+6.6]"
 
 
+def test_selex_as_the_release_measures_it_has_a_table_of_its_own(ablation):
+    start = cells(ablation.text.split("SelEx at the start of an epoch")[1])
+    assert start.keys() == {"SelEx, recipe of + EAGC *", "I", "II", "+ EAGC"}  # preset release
+    for title, key in (("SelEx, recipe of + EAGC *", "SelEx recipe"), ("+ EAGC", "SelEx + EAGC")):
+        ((run, _),) = ablation.runs[key, DIGITS].values()
+        best = max(run.lines["epoch"], key=lambda line: line["start_all"])
+        assert start[title][0][f"{DIGITS}: All, start"] == f"{100 * best['start_all']:.1f}"
+        assert run.result["best_start"]["new"] == best["start_new"]
+    assert "The released code of SelEx + EAGC reports the accuracy at the start" in " ".join(ablation.out.split())
+
+
 def test_the_best_epoch_stands_beside(ablation):
     best = cells(ablation.text.split("Best epoch")[1])["SimGCD"][0]
     assert best[f"{DIGITS}: Old, best"] == f"{ablation.runs['SimGCD', DIGITS][0][1]['best_old']:.1f}"

@@ -545,15 +545,10 @@ def test_two_epochs_on_digits_stopped_and_resumed_to_the_same_bytes(tmp_path, ea
 
 @pytest.mark.usefixtures("first_digits")
 def test_the_accuracy_of_the_release_beside_ours_and_nothing_else_changed(tmp_path):
-    """At the start of an epoch, from the augmented view, one restart; best of all epochs; also resumed."""
-    config = digits(eagc=False, epochs=3, batch_size=150)
+    """At the start of an epoch, from the augmented view, with one restart; the best of all epochs."""
+    config = digits(eagc=False, batch_size=225)
     plain = train(config, tmp_path / "plain")
-    scoring = config.replace(start_accuracy=True)
-    result = train(scoring, tmp_path / "scored")
-    with pytest.raises(Stop):
-        train(scoring, tmp_path / "stopped", [StopAt(8)])  # of 3 steps per epoch: in the third
-    assert resume(tmp_path / "stopped") == result
-
+    result = train(config.replace(start_accuracy=True), tmp_path / "scored")
     plain_lines, lines = (
         [line for line in RunFolder.open(tmp_path / name).metrics() if line["kind"] == "epoch"]
         for name in ("plain", "scored")
@@ -565,10 +560,10 @@ def test_the_accuracy_of_the_release_beside_ours_and_nothing_else_changed(tmp_pa
     method.start_epoch(0, built.features)
     at_start = accuracy(method.clusters[0, data.unlabelled.uq_idx], data.unlabelled.labels, data.known)
     assert [lines[0][f"start_{name}"] for name in ("all", "old", "new")] == list(at_start)
-    # Epoch 2 from the checkpoint, which has its clusters
+    # Epoch 1 from the checkpoint, which has its clusters
     clusters = load_checkpoint(tmp_path / "scored" / "last.safetensors")[0]["method.clusters"]
     at_start = accuracy(clusters[0, data.unlabelled.uq_idx], data.unlabelled.labels, data.known)
-    assert [lines[2][f"start_{name}"] for name in ("all", "old", "new")] == list(at_start)
+    assert [lines[1][f"start_{name}"] for name in ("all", "old", "new")] == list(at_start)
     best = max(lines, key=lambda line: line["start_all"])
     assert result["best_start"] == {
         "epoch": best["epoch"],

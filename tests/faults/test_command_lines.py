@@ -26,7 +26,7 @@ pytestmark = pytest.mark.fault("wrong command lines")
 AT_ONCE = [
     # No command, or an unknown one
     ("fly", "unknown command 'fly'; must be one of demo, train"),
-    ("trian --epochs 3", "unknown command 'trian'"),
+    ("training --epochs 3", "unknown command 'training'"),
     ("data", "COMMAND is missing; choose one of verify"),
     ("data fly", "COMMAND: invalid choice: 'fly' (choose from 'verify')"),
     ("bench", "COMMAND is missing; choose one of operator, throughput"),

@@ -93,7 +93,12 @@ class Config(Settings):
     subspace: Literal["conceptor", "pca"] = Field(
         "conceptor", description="known-class subspace: conceptor, or pca_k principal directions (ablation)"
     )
-    aperture: float = Field(2.0, gt=0, description="aperture eta of the conceptor")
+    aperture: float = Field(
+        2.0,
+        ge=1e-6,
+        le=1e6,
+        description="aperture eta of the conceptor, which is 0 below and a plain projection above its range",
+    )
     pca_k: int = Field(16, ge=1, description="directions of the subspace 'pca'")
     anchor: Literal["mean", "sum"] = Field(
         "mean", description="anchor term: divided by labelled rows times D (released), or as in the paper"
@@ -126,7 +131,7 @@ class Config(Settings):
     reference_blocks: int | None = Field(
         None, ge=1, description="number of last blocks the reference model trains; none: trainable_blocks"
     )
-    reference_epochs: int = Field(30, ge=1, description="epochs of the reference model")
+    reference_epochs: int = Field(30, ge=1, le=10**6, description="epochs of the reference model")
     reference_batch_size: int = Field(32, ge=1, description="images per batch of the reference model")
     reference_lr: float = Field(
         0.02, gt=0, description="learning rate of the reference model; a cosine lowers it to a thousandth"
@@ -136,7 +141,7 @@ class Config(Settings):
     )
 
     # Optimization
-    epochs: int = Field(200, ge=1, description="epochs of GCD training")
+    epochs: int = Field(200, ge=1, le=10**6, description="epochs of GCD training")
     batch_size: int = Field(128, ge=2, description="images per optimizer step over all processes")
     accumulation: int = Field(
         1, ge=1, description="micro-batches per step; contrastive terms see one micro-batch at a time"
@@ -418,9 +423,11 @@ class SelExConfig(Config):
         description="index coarse labels of unlabelled images as the published code does, "
         "which gives them labels of other images",
     )
-    kmeans_iterations: int = Field(10, ge=1, description="maximum iterations of each stage of k-means")
+    kmeans_iterations: int = Field(
+        10, ge=1, le=10**4, description="maximum iterations of each stage of k-means"
+    )
     evaluation_restarts: int = Field(
-        10, ge=1, description="restarts of k-means in an evaluation; the lowest inertia wins"
+        10, ge=1, le=1000, description="restarts of k-means in an evaluation; the lowest inertia wins"
     )
 
 

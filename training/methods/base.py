@@ -73,8 +73,6 @@ class Method(nn.Module):
     Config: ClassVar[type[Config]] = Config
     weighting: ClassVar[str] = "simgcd"  # how the loader weights labelled against unlabelled images
     alternating: ClassVar[bool] = False  # several optimizers take turns, see `phase`
-    # Error text for init=None, set by a method that must start from a trained run (the setting `init`)
-    needs_start: ClassVar[str | None] = None
 
     def __init__(self, config: Config, problem: Problem) -> None:
         super().__init__()
@@ -122,7 +120,7 @@ class Method(nn.Module):
     ) -> dict[str, Tensor]:
         """The weights to take from the checkpoint of a trained run; one that does not fit is a `ConfigError`.
 
-        Called only if `needs_start` is set.
+        Called only if `Config.needs_start` is set.
 
         Args:
             tensors: the checkpoint's tensors, named as in `Student.state()`.

@@ -14,15 +14,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagc_ops.files import fingerprint
-from eagc_ops.training.config import Config, resolve
-from eagc_ops.training.data import SPECS
+from eagc_ops.training.config import SPECS, Config, resolve
+from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.paper.values import ESTIMATED_K
 from eagc_ops.training.scores import SCORES
 
 NAMES = {"simgcd": "SimGCD", "legogcd": "LegoGCD", "sptnet": "SPTNet", "selex": "SelEx"}
 BEST, START = (tuple(f"{which}_{name}" for name in SCORES) for which in ("best", "start"))
 AVERAGE = "Avg. Δ"
-_DEPTH = {"vit_digits": 4}  # blocks of a backbone; all others have 12
 
 
 class Miniature(NamedTuple):
@@ -137,7 +136,7 @@ def plan(
     for row in (row for row in table.rows if row.method != ""):
         for group in table.groups_of(dataset):
             recipe = configuration(table, row, group, preset, settings)
-            if max(recipe.trainable_blocks, recipe.blocks_of_reference) > _DEPTH.get(recipe.backbone, 12):
+            if max(recipe.trainable_blocks, recipe.blocks_of_reference) > BACKBONES[recipe.backbone].blocks:
                 continue  # the backbone does not have so many blocks
             for seed in seeds:
                 start = _folder_of(runs, row.start, group, seed)

@@ -76,6 +76,7 @@ def test_two_epochs_by_the_command_line(dataset, method, pictures, data, tmp_pat
         places = options(root=root, batch_size=32)
     else:
         places = options(**data, batch_size=32)
+    batch = {"cub": 128, "cifar10": 32, "folder": 32}
     run = tmp_path / "run"
     chosen = options(method=method, dataset=dataset)
     assert train(run, *chosen, *places, *TINY, "--warm-start") == 0
@@ -84,6 +85,8 @@ def test_two_epochs_by_the_command_line(dataset, method, pictures, data, tmp_pat
     assert len(epochs) == 2
     assert scores(out)[0] == epochs[-1]  # the headline of the preset "paper" is the last epoch
     assert f"run: {run}" in out
+    assert out.startswith(f"{method} with EAGC (preset paper) on ")  # the first line says what is trained
+    assert out.splitlines()[1] == f"2 epochs, {batch[dataset]} images per step, seed 0, on cpu -> {run}"
     assert RunFolder.open(run).config.dataset == dataset
     assert any("tau_q50" in line for line in RunFolder.open(run).metrics())  # EAGC took part
     if dataset != "folder":  # these files are not the official ones, and that is said in one line each
@@ -123,8 +126,13 @@ def test_a_run_that_was_interrupted_goes_on(data, trained, tmp_path, capsys, mon
     assert main(["train", "--resume", str(run), "--workers", "1"]) == 0
     a, b = (load_checkpoint(path / "last.safetensors")[0] for path in (trained, run))
     assert all(torch.equal(a[name], b[name]) for name in a)
+    capsys.readouterr()
     assert main(["train", "--resume", str(run)]) == 0
     assert "is complete" in capsys.readouterr().out
+    assert main(["train", "--resume", str(run), "--seed", "8"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""  # an error comes alone
+    assert "--seed cannot change in an existing run" in err
 
 
 def test_the_accuracy_that_the_release_reports_has_a_line_of_its_own(monkeypatch, capsys, tmp_path):

@@ -11,6 +11,7 @@ import sys
 from eagc_ops.bench.commands.overhead import parse
 from eagc_ops.console import command
 from eagc_ops.interrupts import unaware_children
+from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.table import DEFAULTS, table_parser
 from eagc_ops.training.paper.values import PAPER
 
@@ -30,6 +31,7 @@ def main(argv: list[str]) -> int:
                 "more"
             )
     options = DEFAULTS | typed
+    writable_folder("--output", options["output"])
     home = options["output"] / "overhead"
     results, picture = home / "table.json", home / "overhead.svg"
     words = [word for name in MEASURED if name in typed for word in (_option(name), str(typed[name]))]

@@ -34,7 +34,8 @@ def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()
     """Train a new run in the folder `output`; reference models are kept in `references` beside it.
 
     Returns the content of result.json: {"headline": "last" | "best", "last": {"epoch", "all", "old", "new"},
-    "best": {...}, "warnings": [...], "reference_cross_entropy": float | None}.
+    "best": {...}, "warnings": [...], "reference_cross_entropy": float | None}, and "best_start": {...} if the
+    run also scores the clusters at the start of every epoch (`start_accuracy`).
     """
     output = Path(output)
     check_run(config, output)
@@ -94,13 +95,18 @@ def _fit(experiment: Experiment, folder: RunFolder, callbacks: Sequence[Callback
 
 
 def _evaluation(experiment: Experiment) -> Evaluation:
-    """All / Old / New of the current student on the unlabelled set."""
+    """All / Old / New of the current student on the unlabelled set, and of the clusters of its epoch."""
     student, data = experiment.student, experiment.data
+    truth = data.unlabelled.labels
     student.eval()
     with torch.no_grad(), experiment.accelerator.autocast():
         predictions = student.method.predict(experiment.features).cpu()
-    scores = accuracy(predictions, data.unlabelled.labels, data.known)
-    return Evaluation(scores._asdict(), len(predictions.unique()))
+    clusters = student.method.clusters_of_epoch(data.unlabelled.uq_idx)
+    return Evaluation(
+        accuracy(predictions, truth, data.known)._asdict(),
+        len(predictions.unique()),
+        None if clusters is None else accuracy(clusters.cpu(), truth, data.known)._asdict(),
+    )
 
 
 def _with_estimated_k(config: Config) -> tuple[Config, dict[str, Any] | None]:

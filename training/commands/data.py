@@ -25,7 +25,8 @@ def main(argv: list[str]) -> int:
     if arguments.command is None:
         parser.error(f"COMMAND is missing; choose one of {', '.join(commands.choices)}")
     check_root(arguments.dataset, arguments.root, "--root")
-    check_split_file(arguments.dataset, arguments.split_file, "--split-file")
+    if arguments.split_file is not None:  # without one, the images are checked all the same
+        check_split_file(arguments.dataset, arguments.split_file, "--split-file")
 
     from eagc_ops.training.data import verify  # torchvision takes seconds to import
 

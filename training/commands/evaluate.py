@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from eagc_ops.console import Parser, command, path
 from eagc_ops.places import readable_file
-from eagc_ops.training.commands.common import MOVED, is_main_process, scores_text
+from eagc_ops.training.commands.common import MOVED, is_main_process
 from eagc_ops.training.config import add_config_arguments, as_options
 from eagc_ops.training.engine.preconditions import changed, check_run
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.scores import scores_text
 
 
 @command("eagc evaluate", as_options)

@@ -7,6 +7,7 @@ with `table.md` and `table.html`.
 from __future__ import annotations
 
 import argparse
+import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -138,7 +139,7 @@ def _order(dataset: str, options: Mapping[str, Any]) -> Order:
 def _fill(order: Order, options: Mapping[str, Any]) -> int:
     # Accelerate, timm and matplotlib take seconds to import: a plan does not wait for them.
     from eagc_ops.training.paper.filling import fill
-    from eagc_ops.training.paper.page import write_table
+    from eagc_ops.training.paper.page import table_note, write_table
 
     started = time.perf_counter()
     # Tables share their runs: a second command could only wait for those of the first.
@@ -147,7 +148,8 @@ def _fill(order: Order, options: Mapping[str, Any]) -> int:
             order, options["jobs"], options["pretrain_epochs"], lambda text: print(text, flush=True)
         )
         table = write_table(order.name, order.home, order.output / "runs")
-    print(f"\n{table.text()}\n\ntable: {order.home / 'table.md'}, {order.home / 'table.html'}")
+    print(f"\n{table.text()}\n\n{textwrap.fill(table_note(order.name), 110)}")
+    print(f"\ntable: {order.home / 'table.md'}, {order.home / 'table.html'}")
     seconds = f"{time.perf_counter() - started:.0f} s in all"
     print(f"{seconds}; {failed} runs failed: run the same command to resume them" if failed else seconds)
     return 1 if failed else 0

@@ -9,7 +9,7 @@ from typing import Any
 
 from eagc_ops.console import Parser, command, path
 from eagc_ops.interrupts import go_on_with
-from eagc_ops.training.commands.common import RUNS, is_main_process, scores_text
+from eagc_ops.training.commands.common import RUNS, is_main_process
 from eagc_ops.training.config import (
     CONFIGS,
     SPECS,
@@ -21,6 +21,7 @@ from eagc_ops.training.config import (
 )
 from eagc_ops.training.engine.preconditions import changed, check_run
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.scores import scores_text
 
 
 @command("eagc train", as_options)
@@ -42,6 +43,11 @@ def main(argv: list[str]) -> int:
     if is_main_process():
         for which in sorted(("last", "best"), key=lambda which: which != result["headline"]):
             print(f"{which} epoch ({result[which]['epoch'] + 1}): {scores_text(result[which])}")
+        if start := result.get("best_start"):
+            print(
+                f"best start of an epoch ({start['epoch'] + 1}): {scores_text(start)}    (as the released "
+                "code measures: augmented views, one restart of k-means; above: test views, end of an epoch)"
+            )
         for warning in result["warnings"]:
             print(f"warning: {warning}")
         print(f"run: {run}    (eagc evaluate {run}; eagc report {run} -o out)")

@@ -28,7 +28,7 @@ def check_root(dataset: str, root: str | Path | None, what: str = "root") -> Non
     if spec.bundled:
         if root is not None:
             raise PlaceError(
-                f"{dataset} come with {spec.bundled} and have no root, got {what} {root}; leave it out"
+                f"{what} {root}: {dataset} come with {spec.bundled} and have no root; leave it out"
             )
         return
     needs = f"{spec.title} needs a folder with {spec.layout}"
@@ -43,8 +43,7 @@ def check_split_file(dataset: str, file: str | Path | None, what: str = "split_f
     if not (spec.split_file or spec.needs_split_file):
         if file is not None:
             raise PlaceError(
-                f"the class split of {dataset} is a formula and reads no file, got {what} {file}; "
-                "leave it out"
+                f"{what} {file}: the class split of {dataset} is a formula and reads no file; leave it out"
             )
         return
     benchmark = " of the Semantic Shift Benchmark" if spec.needs_split_file else ""

@@ -60,7 +60,7 @@ class Config(Settings):
     preset: Literal["baseline", "paper", "release"] = Field(
         "paper",
         description="recipe: the method's own without EAGC, that of the paper's text, "
-        "or that of the released scripts",
+        "or that of the released scripts (SPTNet keeps its own epochs and learning rates in all three)",
     )
     root: Annotated[Place | None, MACHINE] = Field(None, description="folder of the data set")
     split_file: Annotated[Place | None, MACHINE] = Field(
@@ -93,7 +93,12 @@ class Config(Settings):
     subspace: Literal["conceptor", "pca"] = Field(
         "conceptor", description="known-class subspace: conceptor, or pca_k principal directions (ablation)"
     )
-    aperture: float = Field(2.0, gt=0, description="aperture eta of the conceptor")
+    aperture: float = Field(
+        2.0,
+        ge=1e-6,
+        le=1e6,
+        description="aperture eta of the conceptor, which is 0 below and a plain projection above its range",
+    )
     pca_k: int = Field(16, ge=1, description="directions of the subspace 'pca'")
     anchor: Literal["mean", "sum"] = Field(
         "mean", description="anchor term: divided by labelled rows times D (released), or as in the paper"
@@ -126,7 +131,7 @@ class Config(Settings):
     reference_blocks: int | None = Field(
         None, ge=1, description="number of last blocks the reference model trains; none: trainable_blocks"
     )
-    reference_epochs: int = Field(30, ge=1, description="epochs of the reference model")
+    reference_epochs: int = Field(30, ge=1, le=10**6, description="epochs of the reference model")
     reference_batch_size: int = Field(32, ge=1, description="images per batch of the reference model")
     reference_lr: float = Field(
         0.02, gt=0, description="learning rate of the reference model; a cosine lowers it to a thousandth"
@@ -136,7 +141,7 @@ class Config(Settings):
     )
 
     # Optimization
-    epochs: int = Field(200, ge=1, description="epochs of GCD training")
+    epochs: int = Field(200, ge=1, le=10**6, description="epochs of GCD training")
     batch_size: int = Field(128, ge=2, description="images per optimizer step over all processes")
     accumulation: int = Field(
         1, ge=1, description="micro-batches per step; contrastive terms see one micro-batch at a time"
@@ -412,15 +417,30 @@ class SelExConfig(Config):
         le=2**20,
         description="dimensions of the embedding; level i uses the first 1 / 2^(i+1) of them",
     )
-    balanced: bool = Field(True, description="limit the size of k-means clusters before the plain iterations")
+    balanced: bool = Field(
+        True, description="limit the size of clusters in stage A of k-means, before the plain iterations"
+    )
+    published_balancing: bool = Field(
+        True,
+        description="limit the size as the published code does: a cluster that its labelled images overfill "
+        "releases only as many of the others, and one with a single other image takes in more; "
+        "off: a cluster releases all that it has no room for",
+    )
     published_order: bool = Field(
         False,
         description="index coarse labels of unlabelled images as the published code does, "
         "which gives them labels of other images",
     )
-    kmeans_iterations: int = Field(10, ge=1, description="maximum iterations of each stage of k-means")
+    kmeans_iterations: int = Field(
+        10, ge=1, le=10**4, description="maximum iterations of each stage of k-means"
+    )
     evaluation_restarts: int = Field(
-        10, ge=1, description="restarts of k-means in an evaluation; the lowest inertia wins"
+        10, ge=1, le=1000, description="restarts of k-means in an evaluation; the lowest inertia wins"
+    )
+    start_accuracy: bool = Field(
+        False,
+        description="also report the accuracy of the clusters at the start of every epoch, from augmented "
+        "views and one restart: the accuracy of the released code",
     )
 
 

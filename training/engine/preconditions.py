@@ -133,9 +133,10 @@ def _header(file: Path) -> dict[str, Any]:
         if length > min(size - 8, _LARGEST_HEADER):
             raise ValueError("it is not a .safetensors file, or ends too early")
         header = json.loads(opened.read(length))
-    if not isinstance(header, dict):
-        raise ValueError("its header is not an object")
-    ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    try:
+        ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
+    except (AttributeError, IndexError, KeyError, TypeError) as error:
+        raise ValueError("its header is not that of a .safetensors file") from error
     if max(ends, default=0) != size - 8 - length:
         raise ValueError(
             f"it has {size - 8 - length} bytes of tensors, its header says {max(ends, default=0)}"

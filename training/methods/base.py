@@ -108,6 +108,13 @@ class Method(nn.Module):
         Keep results in buffers, so that a run resumed inside the epoch has them.
         """
 
+    def clusters_of_epoch(self, uq_idx: Tensor) -> Tensor | None:
+        """Clusters (n,) of the images `uq_idx` (n,) with which the epoch trained.
+
+        Their accuracy is reported beside that of `predict`, under its own name. Default: None, not reported.
+        """
+        return None
+
     def starting_weights(
         self, tensors: Mapping[str, Tensor], recipe: Mapping[str, Any], identity: Mapping[str, Any]
     ) -> dict[str, Tensor]:

@@ -24,6 +24,7 @@ from eagc_ops.training.paper.filled import record
 from eagc_ops.training.paper.planning import Order, check_order
 from eagc_ops.training.paper.tables import MINIATURES, PlannedRun
 from eagc_ops.training.runs import run_job
+from eagc_ops.training.scores import scores_text
 
 
 def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callable[[str], None]) -> int:
@@ -51,9 +52,7 @@ def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callabl
             failed += 1
             _show_failure(place, result)
         else:
-            last = " ".join(
-                f"{name.capitalize()} {_percent(result['last'][name])}" for name in ("all", "old", "new")
-            )
+            last = scores_text(result["last"], 1)
             say(f"{place}  {last}  after {time.perf_counter() - started:.0f} s")
     record(
         order.home,
@@ -131,7 +130,3 @@ def _conditions(order: Order) -> dict[str, Any]:
         "commit": environment["commit"],
         "preset": order.preset,
     }
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

@@ -18,12 +18,13 @@ from accelerate.utils import broadcast
 
 from eagc_ops.training.analysis.accuracy import Accuracy, accuracy
 from eagc_ops.training.analysis.diagnosis import Diagnose
-from eagc_ops.training.analysis.estimate_k import all_features, estimate_k
+from eagc_ops.training.analysis.estimate_k import estimate_k
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.jobs import Job
 from eagc_ops.training.engine.loop import Callback, Evaluation, Loop
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.models.features import pretrained_features
 
 __all__ = ["evaluate", "resume", "run_job", "train"]
 
@@ -58,6 +59,7 @@ def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: An
     if (result := folder.result()) is not None:
         return result
     experiment = Experiment(config)
+    _check_images(experiment, folder)
     folder.main = experiment.main
     return _fit(experiment, folder, callbacks)
 
@@ -71,6 +73,7 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
     if which not in ("last", "best"):
         raise ConfigError(f"which must be one of last, best, got {which!r}")
     experiment = Experiment(_changed(folder.config, changes))
+    _check_images(experiment, folder)
     tensors, _ = experiment.read_checkpoint(folder.last if which == "last" else folder.best)
     experiment.student.load(tensors)
     return Accuracy(**_evaluation(experiment).scores)
@@ -92,6 +95,16 @@ def _fit(experiment: Experiment, folder: RunFolder, callbacks: Sequence[Callback
     return Loop(experiment, folder, _evaluation, [*diagnosis, *callbacks]).fit()
 
 
+def _check_images(experiment: Experiment, folder: RunFolder) -> None:
+    """Refuse to go on with other images than those that the run began with."""
+    ours, theirs = experiment.facts.split_hash, folder.facts.split_hash
+    if ours != theirs:
+        raise ConfigError(
+            f"{folder.path} belongs to a different split of the images (split_hash {theirs[:8]} there, "
+            f"{ours[:8]} here): root, split_file and skip_unreadable must hold what they held at its start"
+        )
+
+
 def _evaluation(experiment: Experiment) -> Evaluation:
     """All / Old / New of the current student on the unlabelled set."""
     student, data = experiment.student, experiment.data
@@ -107,7 +120,10 @@ def _with_estimated_k(config: Config) -> tuple[Config, dict[str, Any] | None]:
     if config.k != "estimate":
         return config, None
     experiment = Experiment(config.replace(k=None))
-    features, label = all_features(experiment.student.encoder, experiment.batches)
+    features, label = pretrained_features(
+        experiment.student.encoder, experiment.batches, experiment.facts.images, experiment.main
+    )
+    # The search has a seed of its own, so that runs with different seeds train for the same K.
     estimate = estimate_k(features, label, experiment.data.known, progress=experiment.main)
     # Processes may round differently, so all use the main one's number.
     k = int(broadcast(torch.tensor(estimate.k, device=experiment.device)))

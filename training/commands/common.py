@@ -11,7 +11,7 @@ from typing import Any
 RUNS = Path("runs")  # the default folder of runs and of encoders that are made here
 # Settings that may have changed since a run was trained: its files were moved, or this is a different
 # machine.
-MOVED = ("root", "split_file", "weights", "init", "trunk_cache", "device", "workers")
+MOVED = ("root", "split_file", "skip_unreadable", "weights", "init", "trunk_cache", "device", "workers")
 
 
 def scores_text(scores: Mapping[str, Any], digits: int = 2) -> str:

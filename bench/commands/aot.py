@@ -11,7 +11,6 @@ from eagc_ops.bench import tables
 from eagc_ops.bench.commands.options import RESULTS_FILE, command_parser
 from eagc_ops.bench.results_file import save
 from eagc_ops.console import whole_number
-from eagc_ops.kernels import aot
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -23,6 +22,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from eagc_ops.kernels import aot  # imported late: it needs Triton, which --help and wrong options do not
+
     results = aot.compile_all(list(aot.cases(subset=arguments.subset)), arguments.jobs)
     if arguments.output:
         save(arguments.output, "aot", {"cases": [aot.as_record(*result) for result in results]})

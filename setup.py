@@ -31,7 +31,7 @@ VERSION = re.search(
 TORCH = "torch>=2.12"  # 2.10 cannot compile the operator with dynamic shapes; 2.11 was not tried
 TRITON = "triton>=3.7; platform_system == 'Linux'"  # belongs to torch 2.12; 3.5 fails the gate's AMD tests
 NUMPY = "numpy>=1.26"  # first release built for python 3.12
-SCIPY = "scipy>=1.11"  # linear_sum_assignment, loadmat; 1.11 is the first for python 3.12
+SCIPY = "scipy>=1.11.1"  # linear_sum_assignment, loadmat; the first for python 3.12 (1.11.0 was withdrawn)
 TIMM = "timm>=1.0.28"  # gated attention and parallel blocks, which the encoder must recognise and refuse
 TORCHVISION = "torchvision>=0.27"  # the release that belongs to torch 2.12
 ACCELERATE = "accelerate>=1.0"  # stable Accelerator API

@@ -28,8 +28,7 @@ def coordinate(
     elif loss_scale is not None:
         settings = settings._replace(lambda_a=settings.lambda_a * loss_scale)
     function = _TransformedCoordinate if torch._C._are_functorch_transforms_active() else _Coordinate
-    # Every tensor is an argument of its own: not every torch compiles dynamic shapes of tensors in a tuple.
-    out: Tensor | tuple[Tensor, Tensor] = function.apply(settings, execution, return_token, *inputs)
+    out: Tensor | tuple[Tensor, Tensor] = function.apply(inputs.z, inputs, settings, execution, return_token)
     return out
 
 
@@ -37,9 +36,11 @@ class _Coordinate(torch.autograd.Function):
     """z -> z (and a zero token); in backward g -> `library.coordinate(g)`."""
 
     @staticmethod
-    def forward(ctx: Any, settings: Any, execution: Any, return_token: bool, *tensors: Any) -> Any:
-        _remember(ctx, settings, execution, return_token, *tensors)
-        return _identity(tensors[0], return_token)
+    def forward(
+        ctx: Any, z: Tensor, inputs: Inputs, settings: Any, execution: Any, return_token: bool
+    ) -> Any:
+        _remember(ctx, z, inputs, settings, execution, return_token)
+        return _identity(z, return_token)
 
     @staticmethod
     def backward(ctx: Any, grad_z: Tensor | None, grad_token: Tensor | None = None) -> Any:
@@ -51,7 +52,7 @@ class _Coordinate(torch.autograd.Function):
         z, z_ref, mask = ctx.saved_tensors
         if grad_z is None:
             if not ctx.return_token:
-                return _gradients(None)
+                return None, None, None, None, None
             grad_z = torch.zeros_like(z)
         scale = ctx.scale if grad_token is None else _scale_of_token(ctx, grad_z, grad_token)
         with torch.no_grad():
@@ -63,7 +64,7 @@ class _Coordinate(torch.autograd.Function):
                 out = library.coordinate(rows, as_rows(inputs), ctx.settings, ctx.execution).view(z.shape)
         if torch.is_grad_enabled():  # create_graph=True: a second derivative must not be silently wrong
             out = _NoSecondDerivative.apply(out, grad_z, z)
-        return _gradients(out)
+        return out, None, None, None, None
 
 
 class _TransformedCoordinate(_Coordinate):
@@ -73,8 +74,8 @@ class _TransformedCoordinate(_Coordinate):
     """
 
     @staticmethod
-    def forward(settings: Any, execution: Any, return_token: bool, *tensors: Any) -> Any:  # type: ignore[override]
-        return _identity(tensors[0], return_token)
+    def forward(z: Tensor, inputs: Any, settings: Any, execution: Any, return_token: bool) -> Any:  # type: ignore[override]
+        return _identity(z, return_token)
 
     @staticmethod
     def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
@@ -114,19 +115,14 @@ def _identity(z: Tensor, return_token: bool) -> Tensor | tuple[Tensor, Tensor]:
     return z.view_as(z), torch.zeros((), dtype=dtype, device=z.device)
 
 
-def _gradients(of_z: Tensor | None) -> tuple[Tensor | None, ...]:
-    """What backward returns: one entry for every argument of `apply`; z is the first tensor."""
-    return None, None, None, of_z, *(None,) * (len(Inputs._fields) - 1)
-
-
 def _remember(
-    ctx: Any, settings: Coordination, execution: Execution, return_token: bool, *tensors: Any
+    ctx: Any, z: Tensor, inputs: Inputs, settings: Coordination, execution: Execution, return_token: bool
 ) -> None:
     # Matrix and scalars are attributes, not saved tensors. DDP's broadcast writes module buffers in place
     # before every forward, with equal values, and torch would refuse a backward after that. They also keep
     # the value of this forward when activation checkpointing runs it again.
-    ctx.save_for_backward(*tensors[:3])
-    ctx.matrix, ctx.energy_ref, ctx.scale, ctx.labelled = tensors[3:]
+    ctx.save_for_backward(z, inputs.z_ref, inputs.mask)
+    ctx.matrix, ctx.energy_ref, ctx.scale, ctx.labelled = inputs[3:]
     ctx.settings, ctx.execution, ctx.return_token = settings, execution, return_token
     ctx.set_materialize_grads(False)
     # When traced, or run again inside a backward (reentrant checkpointing), torch passes a zero instead of

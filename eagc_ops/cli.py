@@ -47,7 +47,7 @@ COMMANDS = {
         "eagc_ops.training.commands.estimate_k", "train", "estimate the number of classes of a data set"
     ),
     "selftest": Command(
-        "eagc_ops.selftest",
+        "eagc_ops.selftest_command",
         "",
         "compare every implementation with fp64 on this device; run it first on a GPU",
     ),

@@ -2,9 +2,11 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-# The environment of `make test-lowest`, and the tests of what users call there; bench/ measures, docs/ needs tools.
+# The environment of `make test-lowest`, and its tests: the operator, and the parts of training in which every package
+# is at work (settings, images, backbones, accuracy, pages, runs of all methods, the demo, the examples).
 LOWEST ?= .venv-lowest
-USERS := tests/kernels tests/eagc_ops tests/training tests/docs/test_examples.py
+LOWEST_TESTS := tests/kernels tests/eagc_ops tests/docs/test_examples.py \
+	$(addprefix tests/training/,config data models analysis report studies engine/test_method_runs.py)
 # One thread per process: small products on busy cores lose more in thread hand-overs than they gain.
 export OMP_NUM_THREADS ?= 1
 # Two processes; the tests of a file stay in one of them, because they share what is slow to make.
@@ -49,8 +51,8 @@ test-lowest:  ## operator, training and examples with the lowest versions of set
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/pip install -q --upgrade pip 'setuptools>=68' wheel
 	$(LOWEST)/bin/pip install -q -c constraints-lowest.txt -e '.[test,examples]'
-	TRITON_INTERPRET=1 $(LOWEST)/bin/python $(PYTEST) $(USERS)
-	$(LOWEST)/bin/python $(PYTEST) $(USERS)
+	TRITON_INTERPRET=1 $(LOWEST)/bin/python $(PYTEST) $(LOWEST_TESTS)
+	$(LOWEST)/bin/python $(PYTEST) $(LOWEST_TESTS)
 
 gate: install  ## compile every entry of the launch table for six GPU targets; fails on spills, fp64 or too much shared memory
 	$(BIN)/eagc bench aot

@@ -26,12 +26,13 @@ VERSION = re.search(
     r'__version__ = "(.+)"', (Path(__file__).parent / "eagc_ops/__init__.py").read_text(encoding="utf-8")
 )[1]
 
-# A reason stands beside every bound. constraints.txt has the exact versions of `make test`, constraints-lowest.txt
-# the lowest ones, with which `make test-lowest` runs what users call.
+# A reason stands beside every bound. constraints.txt has the exact versions of `make test`,
+# constraints-lowest.txt the lowest ones, with which `make test-lowest` runs what users call.
 #
-# Why not an older torch: 2.10 cannot compile the operator with dynamic shapes. Where every tensor is an argument of
-# its own it compiles, but to wrong gradients, without a word; 2.8 cannot trace the records either. Triton 3.4, of
-# torch 2.8, words the reports that the compile gate reads differently and has no linker for AMD.
+# Why not an older torch: 2.10 cannot compile the operator with dynamic shapes. Where every tensor is an
+# argument of its own it compiles, but to wrong gradients, without a word; 2.8 cannot trace the records
+# either. Triton 3.4, of torch 2.8, words the reports that the compile gate reads differently and has no
+# linker for AMD.
 TORCH = "torch>=2.11"  # the first that compiles the operator with dynamic shapes, to the right values
 TRITON = (
     "triton>=3.6; platform_system == 'Linux'"  # the release of torch 2.11; operator and compile gate work

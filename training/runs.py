@@ -89,9 +89,7 @@ def run_job(job: Job) -> dict[str, Any]:
 
 
 def _fit(experiment: Experiment, folder: RunFolder, callbacks: Sequence[Callback]) -> dict[str, Any]:
-    diagnose = experiment.config.diagnose
-    diagnosis = [] if diagnose is None else [Diagnose(diagnose)]
-    return Loop(experiment, folder, _evaluation, [*diagnosis, *callbacks]).fit()
+    return Loop(experiment, folder, _evaluation, [Diagnose(), *callbacks]).fit()
 
 
 def _evaluation(experiment: Experiment) -> Evaluation:

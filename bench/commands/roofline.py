@@ -31,7 +31,7 @@ def run(arguments: argparse.Namespace, measured: list[dict[str, Any]] | None = N
     roofs = roofline.measured_roofs(device())
     try:
         modelled = roofline.modelled_rows((256,) if arguments.quick else (256, 1024, 4096))
-    except ModuleNotFoundError as error:  # Triton has no wheels for every platform
+    except ImportError as error:  # Triton has no wheels for every platform, or is one that `aot` cannot read
         print(f"no modelled points: {error}", file=sys.stderr)
         modelled = []
     if arguments.output:

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -20,6 +21,7 @@ import triton
 
 from . import fused
 from .launch import compile_options, constants, operand_dtype
+from .ptx import unknown_instructions
 from .records import Precision, Tau
 from .tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, pick
 
@@ -99,6 +101,9 @@ class Resources:
     fp64: int
     blocks_per_sm: int
     problems: tuple[str, ...]
+    beyond_machine: tuple[
+        str, ...
+    ]  # opcodes that the PTX machine does not execute; of AMD code: its language
 
 
 def cases(*, subset: bool = False) -> Iterator[Case]:
@@ -142,13 +147,15 @@ def compile_case(case: Case) -> Resources:
         spills = _number(r"\.vgpr_spill_count:\s+(\d+)", assembly) * 4 * LIMITS[case.arch].lanes
         stores = loads = spills
         fp64 = len(re.findall(r"^\s*v_\w+_f64", assembly, re.MULTILINE))
+        beyond = ["amdgcn"]
     else:
         report = log.getvalue()
         registers = _number(r"Used (\d+) registers", report)
         stores = _number(r"(\d+) bytes spill stores", report)
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
-    return judge(case, registers, stores, loads, shared, fp64)
+        beyond = unknown_instructions(assembly)
+    return judge(case, registers, stores, loads, shared, fp64, beyond)
 
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
@@ -161,7 +168,15 @@ def target(arch: str) -> triton.backends.compiler.GPUTarget:
     return triton.backends.compiler.GPUTarget(*backend)
 
 
-def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64: int) -> Resources:
+def judge(
+    case: Case,
+    registers: int,
+    stores: int,
+    loads: int,
+    shared: int,
+    fp64: int,
+    beyond_machine: Sequence[str] = (),
+) -> Resources:
     """The gate: the problems of a compiled kernel, and how many of its blocks an SM holds."""
     limits = LIMITS[case.arch]
     problems = []
@@ -176,7 +191,7 @@ def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64
     by_registers = SCHEDULERS * (limits.registers // SCHEDULERS // per_warp) // warps
     by_shared = limits.shared // (shared + limits.reserved) if shared else limits.blocks
     blocks = min(by_registers, by_shared, limits.warps // warps, limits.blocks)
-    return Resources(registers, stores, loads, shared, fp64, blocks, tuple(problems))
+    return Resources(registers, stores, loads, shared, fp64, blocks, tuple(problems), tuple(beyond_machine))
 
 
 def source(case: Case) -> triton.compiler.ASTSource:
@@ -219,6 +234,22 @@ def source(case: Case) -> triton.compiler.ASTSource:
         if pointer and hip and not (case.far_rows and name in ("g_ptr", "z_ptr", "z_ref_ptr")):
             attributes[(position,)] += [["tt.pointer_range", 32]]
     return triton.compiler.ASTSource(kernel, signature, constexprs, attributes)
+
+
+def executable(results: Sequence[tuple[Case, Resources]]) -> str:
+    """How many of the compiled kernels the PTX machine can execute, and why not the others."""
+    reasons = {"wgmma": "wgmma", "tcgen05": "tcgen05", "amdgcn": "AMD code"}
+    counts: Counter[str] = Counter()
+    for _, found in results:
+        opcodes = found.beyond_machine
+        if opcodes:
+            names = [name for start, name in reasons.items() if any(o.startswith(start) for o in opcodes)]
+            counts[names[0] if names else opcodes[0]] += 1
+    able = len(results) - counts.total()
+    others = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+    return (
+        f"{able} of {len(results)} can be executed by the PTX machine{f'; not: {others}' if others else ''}"
+    )
 
 
 def as_record(case: Case, resources: Resources) -> dict[str, Any]:

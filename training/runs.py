@@ -24,7 +24,8 @@ from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.jobs import Job
 from eagc_ops.training.engine.loop import Callback, Evaluation, Loop
 from eagc_ops.training.engine.preconditions import changed, check_run
-from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.engine.ranks import attended
+from eagc_ops.training.engine.run_folder import RunFolder, writing
 
 __all__ = ["evaluate", "resume", "run_job", "train"]
 
@@ -38,13 +39,14 @@ def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()
     """
     output = Path(output)
     check_run(config, output)
-    config, estimate = _with_estimated_k(config)
-    experiment = Experiment(config)
-    start = experiment.starting_point  # read now: one that does not fit must fail before a folder is made
-    facts = experiment.facts.replace(k_estimate=estimate, start=start and start.record)
-    experiment.accelerator.wait_for_everyone()  # every process must see an empty folder before one writes
-    folder = RunFolder.create(output, config, facts, experiment.main)
-    return _fit(experiment, folder, callbacks)
+    with writing(output), attended():
+        config, estimate = _with_estimated_k(config)
+        experiment = Experiment(config)
+        start = experiment.starting_point  # read now: one that does not fit must fail before run.json is made
+        facts = experiment.facts.replace(k_estimate=estimate, start=start and start.record)
+        experiment.accelerator.wait_for_everyone()  # every process must see an empty folder before one writes
+        folder = RunFolder.create(output, config, facts, experiment.main)
+        return _fit(experiment, folder, callbacks)
 
 
 def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: Any) -> dict[str, Any]:
@@ -57,9 +59,11 @@ def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: An
     if (result := folder.result()) is not None:
         return result
     check_run(config)
-    experiment = Experiment(config)
-    folder.main = experiment.main
-    return _fit(experiment, folder, callbacks)
+    with writing(folder.path), attended():
+        experiment = Experiment(config)
+        folder.check(experiment.facts)
+        folder.main = experiment.main
+        return _fit(experiment, folder, callbacks)
 
 
 def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accuracy:
@@ -81,8 +85,6 @@ def run_job(job: Job) -> dict[str, Any]:
     config, folder = job.config, job.folder
     if (folder / "run.json").exists():
         return resume(folder, **{name: getattr(config, name) for name in config.machine_settings()})
-    for partial in folder.glob("*.partial"):  # a kill while run.json was written: training had not begun
-        partial.unlink()
     return train(config, folder)
 
 

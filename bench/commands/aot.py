@@ -31,5 +31,5 @@ def run(arguments: argparse.Namespace) -> int:
         save(arguments.output, "aot", {"cases": [aot.as_record(*result) for result in results]})
     print(tables.aot(results).markdown())
     failed = sum(bool(resources.problems) for _, resources in results)
-    print(f"\n{len(results) - failed} passed, {failed} failed")
+    print(f"\n{len(results) - failed} passed, {failed} failed; {aot.executable(results)}")
     return 1 if failed else 0

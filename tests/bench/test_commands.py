@@ -14,6 +14,7 @@ from eagc_ops.bench.results_file import load, save
 from eagc_ops.kernels import aot
 from eagc_ops.table import Table
 from eagc_ops.training import data as training_data
+from eagc_ops.training.data import gcd
 
 ROWS = [{"kind": "measured", "a": 1}]
 RESULTS = dict.fromkeys(("steps", "evaluation", "reference", "epochs", "conceptor", "paper"), ROWS) | {
@@ -127,6 +128,16 @@ def test_overhead_gets_the_data_set_which_is_opened_once(measured, monkeypatch):
     assert main(["overhead", "--dataset", "digits"]) == 0  # needs no root
     ((*_, data, image_size),) = measured
     assert opened == [data] and data.name == "digits" and data.image_size == image_size == 224
+
+
+def test_overhead_reads_the_data_set_once_up_to_the_measuring(monkeypatch):
+    """From the command line to the batch of a step; the rest of `overhead` gets that batch and the images."""
+    read, read_images = [], gcd.read_images
+    monkeypatch.setattr(gcd, "read_images", lambda *which: read.append(which) or read_images(*which))
+    monkeypatch.setattr(overhead, "make_setting", stop)
+    with pytest.raises(Stop):
+        main(["overhead", "--dataset", "digits"])
+    assert read == [("digits", None)]
 
 
 def test_throughput_gets_the_options(measured):

@@ -15,7 +15,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .copies import as_dtype
 from .fused import coordinate_kernel, labelled_energy_kernel
 from .records import Coordinated, Coordination, Inputs, Precision
 from .tiles import SCAN_LIMIT, TABLE, Tile, architecture, chunks, pick
@@ -31,7 +30,7 @@ def coordinate(
     rows, dim = g.shape
     g, z = _with_unit_columns(g), _with_unit_columns(inputs.z)
     z_ref = None if inputs.z_ref is None else _with_unit_columns(inputs.z_ref)
-    plan = _Plan(z, inputs.matrix, precision, tile, None if z_ref is None else z_ref.dtype)
+    plan = _Plan(z, inputs, precision, tile, None if z_ref is None else z_ref.dtype)
     out = torch.empty((rows, dim), dtype=g.dtype, device=g.device)
     product = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
     energy, tau = torch.empty((2, rows), dtype=torch.float32, device=g.device)
@@ -51,7 +50,7 @@ def coordinate(
             out_ptr=out,
             product_ptr=product,
             partial_ptr=plan.partial(),
-            arrivals_ptr=_arrivals(plan),
+            arrivals_ptr=plan.arrivals(),
             energy_ptr=energy,
             tau_ptr=tau,
             rows=rows,
@@ -76,7 +75,7 @@ def labelled_energy(
     `update` writes Ebar to `inputs.energy_ref`.
     """
     z = _with_unit_columns(inputs.z)
-    plan = _Plan(z, inputs.matrix, precision, tile)
+    plan = _Plan(z, inputs, precision, tile)
     sums = torch.empty(2, dtype=torch.float32, device=z.device)
     used = torch.empty((), dtype=torch.float32, device=z.device)
     order, unlabelled = _order(inputs.mask)
@@ -92,7 +91,7 @@ def labelled_energy(
             sums_ptr=sums,
             partial_ptr=plan.partial(),
             group_sum_ptr=torch.empty(plan.grid[1], dtype=torch.float32, device=z.device),
-            arrivals_ptr=_arrivals(plan),
+            arrivals_ptr=plan.arrivals(),
             rows=z.shape[0],
             z_stride=z.stride(0),
             momentum=momentum,
@@ -173,7 +172,7 @@ class _Plan:
     def __init__(
         self,
         z: Tensor,
-        matrix: Tensor,
+        inputs: Inputs,
         precision: Precision,
         tile: Tile | None,
         z_ref_dtype: torch.dtype | None = None,
@@ -181,7 +180,7 @@ class _Plan:
         self.rows, self.dim = z.shape
         self.device = z.device
         tile = tile or pick(architecture(z.device), self.rows, self.dim, z.dtype, precision, z_ref_dtype)
-        self.matrix = as_dtype(matrix, operand_dtype(z.dtype, precision)).contiguous()
+        self.matrix = _operand(inputs, operand_dtype(z.dtype, precision))
         self.grid = (triton.cdiv(self.dim, tile.block_n), triton.cdiv(self.rows, tile.block_m))
         shared = constants(tile, self.rows, z.dtype, precision, amd=torch.version.hip is not None)
         self.options = shared | compile_options(tile)
@@ -192,6 +191,14 @@ class _Plan:
     def partial(self) -> Tensor:
         """Scratch for the shares of z S z^T and |z|^2."""
         return torch.empty((self.grid[0], 2, self.rows), dtype=torch.float32, device=self.device)
+
+    def arrivals(self) -> Tensor:
+        """Zeroed arrival counters, one of each row block and one of all.
+
+        They are made for each call. Counters that are kept would outlive a call, which CUDA-graph trees
+        refuse, and a launch that dies would leave wrong ones for the next.
+        """
+        return torch.zeros(self.grid[1] + 1, dtype=torch.int32, device=self.device)
 
 
 def _with_unit_columns(x: Tensor) -> Tensor:
@@ -205,24 +212,10 @@ def _order(mask: Tensor) -> tuple[Tensor | None, Tensor | None]:
     return mask.to(torch.uint8).sort(stable=True).indices, mask.numel() - mask.sum()
 
 
-_counters: dict[tuple[torch.device, int], Tensor] = {}
-
-
-def _arrivals(plan: _Plan) -> Tensor:
-    """Zeroed arrival counters, one set per device and stream: the kernels leave them zero.
-
-    A CUDA graph may be replayed on any stream, at the same time as other work, so a capture gets its own.
-    """
-    needed = plan.grid[1] + 1
-    stream = 0
-    if plan.device.type == "cuda":
-        if torch.cuda.is_current_stream_capturing():
-            return torch.zeros(needed, dtype=torch.int32, device=plan.device)
-        stream = torch.cuda.current_stream(plan.device).cuda_stream
-    key = (plan.device, stream)
-    if key not in _counters or _counters[key].numel() < needed:
-        _counters[key] = torch.zeros(max(needed, 1024), dtype=torch.int32, device=plan.device)
-    return _counters[key]
+def _operand(inputs: Inputs, dtype: torch.dtype) -> Tensor:
+    """S in the dtype of the products: the caller's 16-bit copy, or a cast that lives as long as the call."""
+    half = inputs.half
+    return (half if half is not None and half.dtype == dtype else inputs.matrix.to(dtype)).contiguous()
 
 
 def _on_device(device: torch.device) -> contextlib.AbstractContextManager[object]:

@@ -15,7 +15,6 @@ from eagc_ops import autograd, kernels, library, validation
 from eagc_ops.kernels import Anchor, Coordination, Execution, Implementation, Inputs, Precision, Tau
 from eagc_ops.subspace import Subspace
 
-
 # The buffers that hold S in 16 bits, for the products of the Triton kernel with features of that dtype.
 HALVES = {torch.bfloat16: "matrix_bf16", torch.float16: "matrix_fp16"}
 
@@ -39,10 +38,10 @@ class EAGC(nn.Module):
             on the device, NaN on labelled rows. It costs one more product with S per call.
 
     `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`. S is also kept in
-    bf16 and in fp16 for the Triton kernel, outside the state dict: `set_subspace` and `load_state_dict` write
-    these copies too. lambda_a, lambda_p, anchor, tau and energy_momentum travel in the state dict, and
-    loading a state with different settings raises. `impl` and `precision`, which change roundings only, and `process_group` belong to the machine and
-    do not travel.
+    bf16 and in fp16, for the Triton kernel and outside the state dict; `set_subspace` and `load_state_dict`
+    write these copies too. lambda_a, lambda_p, anchor, tau and energy_momentum travel in the state dict, and
+    loading a state with different settings raises. `impl` and `precision`, which change roundings only, and
+    `process_group` belong to the machine and do not travel.
 
     Example:
         >>> eagc = EAGC(Subspace.conceptor(torch.randn(100, 8)))
@@ -140,8 +139,8 @@ class EAGC(nn.Module):
         validation.check_subspace(subspace)
         if subspace.dim != self.matrix.shape[0]:
             raise ValueError(
-                f"subspace has D={subspace.dim} but the module has D={self.matrix.shape[0]}: fit it to features "
-                "of the same layer, or build a new EAGC"
+                f"subspace has D={subspace.dim} but the module has D={self.matrix.shape[0]}: fit it to "
+                "features of the same layer, or build a new EAGC"
             )
         self.matrix.copy_(subspace.matrix)
         self.energy_ref.copy_(subspace.energy_ref)

@@ -19,6 +19,7 @@ from .fused import coordinate_kernel, labelled_energy_kernel
 from .records import Coordinated, Coordination, Inputs, Precision
 from .tiles import SCAN_LIMIT, TABLE, Tile, architecture, chunks, pick
 
+GRID_LIMIT = 65535  # programs along the second axis of a CUDA grid
 INTERPRETED = not isinstance(coordinate_kernel, triton.runtime.JITFunction)
 TRITON_DTYPE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 
@@ -35,35 +36,34 @@ def coordinate(
     product = out if out.dtype == torch.float32 else torch.empty_like(out, dtype=torch.float32)
     energy, tau = torch.empty((2, rows), dtype=torch.float32, device=g.device)
     order, unlabelled = _order(inputs.mask)
-    with _on_device(g.device):
-        coordinate_kernel[plan.grid](
-            g_ptr=g,
-            z_ptr=z,
-            z_ref_ptr=z_ref,
-            mask_ptr=inputs.mask.contiguous().view(torch.uint8),
-            order_ptr=order,
-            unlabelled_ptr=unlabelled,
-            matrix_ptr=plan.matrix,
-            energy_ref_ptr=inputs.energy_ref.to(torch.float32),
-            scale_ptr=None if inputs.scale is None else inputs.scale.to(torch.float32),
-            count_ptr=None if inputs.labelled is None else inputs.labelled.to(torch.float32),
-            out_ptr=out,
-            product_ptr=product,
-            partial_ptr=plan.partial(),
-            arrivals_ptr=plan.arrivals(),
-            energy_ptr=energy,
-            tau_ptr=tau,
-            rows=rows,
-            g_stride=g.stride(0),
-            z_stride=z.stride(0),
-            z_ref_stride=0 if z_ref is None else z_ref.stride(0),
-            lambda_a=float(settings.lambda_a),
-            lambda_p=float(settings.lambda_p),
-            D=dim,
-            MEAN=settings.anchor == "mean",
-            UNIFORM=settings.tau == "uniform",
-            **plan.options,
-        )
+    plan.run(
+        coordinate_kernel,
+        g_ptr=g,
+        z_ptr=z,
+        z_ref_ptr=z_ref,
+        mask_ptr=inputs.mask.contiguous().view(torch.uint8),
+        order_ptr=order,
+        unlabelled_ptr=unlabelled,
+        matrix_ptr=plan.matrix,
+        energy_ref_ptr=inputs.energy_ref.to(torch.float32),
+        scale_ptr=None if inputs.scale is None else inputs.scale.to(torch.float32),
+        count_ptr=None if inputs.labelled is None else inputs.labelled.to(torch.float32),
+        out_ptr=out,
+        product_ptr=product,
+        partial_ptr=plan.partial(),
+        arrivals_ptr=plan.arrivals(),
+        energy_ptr=energy,
+        tau_ptr=tau,
+        rows=rows,
+        g_stride=g.stride(0),
+        z_stride=z.stride(0),
+        z_ref_stride=0 if z_ref is None else z_ref.stride(0),
+        lambda_a=float(settings.lambda_a),
+        lambda_p=float(settings.lambda_p),
+        D=dim,
+        MEAN=settings.anchor == "mean",
+        UNIFORM=settings.tau == "uniform",
+    )
     return Coordinated(out, energy, tau)
 
 
@@ -79,26 +79,25 @@ def labelled_energy(
     sums = torch.empty(2, dtype=torch.float32, device=z.device)
     used = torch.empty((), dtype=torch.float32, device=z.device)
     order, unlabelled = _order(inputs.mask)
-    with _on_device(z.device):
-        labelled_energy_kernel[plan.grid](
-            z_ptr=z,
-            mask_ptr=inputs.mask.contiguous().view(torch.uint8),
-            order_ptr=order,
-            unlabelled_ptr=unlabelled,
-            matrix_ptr=plan.matrix,
-            energy_ref_ptr=inputs.energy_ref,
-            used_ptr=used,
-            sums_ptr=sums,
-            partial_ptr=plan.partial(),
-            group_sum_ptr=torch.empty(plan.grid[1], dtype=torch.float32, device=z.device),
-            arrivals_ptr=plan.arrivals(),
-            rows=z.shape[0],
-            z_stride=z.stride(0),
-            momentum=momentum,
-            D=z.shape[1],
-            UPDATE=update,
-            **plan.options,
-        )
+    plan.run(
+        labelled_energy_kernel,
+        z_ptr=z,
+        mask_ptr=inputs.mask.contiguous().view(torch.uint8),
+        order_ptr=order,
+        unlabelled_ptr=unlabelled,
+        matrix_ptr=plan.matrix,
+        energy_ref_ptr=inputs.energy_ref,
+        used_ptr=used,
+        sums_ptr=sums,
+        partial_ptr=plan.partial(),
+        group_sum_ptr=torch.empty(plan.row_blocks, dtype=torch.float32, device=z.device),
+        arrivals_ptr=plan.arrivals(),
+        rows=z.shape[0],
+        z_stride=z.stride(0),
+        momentum=momentum,
+        D=z.shape[1],
+        UPDATE=update,
+    )
     return sums, used
 
 
@@ -146,6 +145,16 @@ def operand_dtype(dtype: torch.dtype, precision: Precision) -> torch.dtype:
     return torch.float32 if precision == "high" else dtype
 
 
+def effective(precision: Precision, dtype: torch.dtype) -> Precision:
+    """The precision of a launch: "auto" for fp32 features follows torch's setting for fp32 products on GPUs.
+
+    torch.set_float32_matmul_precision("high" or "medium") and torch.backends.cuda.matmul both set it.
+    """
+    if precision == "auto" and dtype == torch.float32 and torch.version.hip is None:
+        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "auto"
+    return precision
+
+
 def constants(
     tile: Tile, rows: int, dtype: torch.dtype, precision: Precision, *, amd: bool
 ) -> dict[str, Any]:
@@ -158,6 +167,7 @@ def constants(
         "BLOCK_K": tile.block_k,
         "CHUNKS": chunks(rows),
         "AMD": amd,
+        "FIRST": 0,
     }
 
 
@@ -179,26 +189,35 @@ class _Plan:
     ) -> None:
         self.rows, self.dim = z.shape
         self.device = z.device
+        precision = effective(precision, z.dtype)
         tile = tile or pick(architecture(z.device), self.rows, self.dim, z.dtype, precision, z_ref_dtype)
         self.matrix = _operand(inputs, operand_dtype(z.dtype, precision))
-        self.grid = (triton.cdiv(self.dim, tile.block_n), triton.cdiv(self.rows, tile.block_m))
+        self.column_blocks = triton.cdiv(self.dim, tile.block_n)
+        self.row_blocks = triton.cdiv(self.rows, tile.block_m)
         shared = constants(tile, self.rows, z.dtype, precision, amd=torch.version.hip is not None)
         self.options = shared | compile_options(tile)
         # The interpreter cannot multiply bf16: every operand is widened at load, which is exact.
         if INTERPRETED:
             self.options["DOT"] = tl.float32
 
+    def run(self, kernel: Any, **arguments: Any) -> None:
+        """Launch over all row blocks: once, unless they are more than a grid holds."""
+        with _on_device(self.device):
+            for first in range(0, self.row_blocks, GRID_LIMIT):
+                grid = (self.column_blocks, min(self.row_blocks - first, GRID_LIMIT))
+                kernel[grid](**arguments, **self.options | {"FIRST": first})
+
     def partial(self) -> Tensor:
         """Scratch for the shares of z S z^T and |z|^2."""
-        return torch.empty((self.grid[0], 2, self.rows), dtype=torch.float32, device=self.device)
+        return torch.empty((self.column_blocks, 2, self.rows), dtype=torch.float32, device=self.device)
 
     def arrivals(self) -> Tensor:
-        """Zeroed arrival counters, one of each row block and one of all.
+        """Zeroed arrival counters, one of all row blocks and one of each.
 
         They are made for each call. Counters that are kept would outlive a call, which CUDA-graph trees
         refuse, and a launch that dies would leave wrong ones for the next.
         """
-        return torch.zeros(self.grid[1] + 1, dtype=torch.int32, device=self.device)
+        return torch.zeros(1 + self.row_blocks, dtype=torch.int32, device=self.device)
 
 
 def _with_unit_columns(x: Tensor) -> Tensor:

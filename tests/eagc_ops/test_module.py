@@ -228,8 +228,20 @@ class TestHalfCopies:
             lambda module, case: loaded(module.to("meta").to_empty(device="cpu"), case),
             lambda module, case: nn.Sequential(loaded(module, case)).to("cpu", torch.float16)[0],
         ],
-        ids="made half bfloat16 double deepcopy pickle set_subspace written copied loaded assigned meta empty "
-        "parent".split(),
+        ids=[
+            *(
+                "made",
+                "half",
+                "bfloat16",
+                "double",
+                "deepcopy",
+                "pickle",
+                "set_subspace",
+                "written",
+                "copied",
+            ),
+            *("loaded", "assigned", "meta", "empty", "parent"),
+        ],
     )
     def test_follow_the_subspace(self, change):
         case = make_case()

@@ -60,7 +60,6 @@ def test_a_step_leaves_nothing_behind(dtype):
 def test_an_aborted_launch_does_not_poison_the_next(launch, monkeypatch):
     """A launch that dies leaves its counters as they were: the next one must not start from them."""
     case = make_case(70, 64)
-    kernel = launch.coordinate_kernel
 
     class Aborted:
         def __getitem__(self, grid):
@@ -70,16 +69,94 @@ def test_an_aborted_launch_does_not_poison_the_next(launch, monkeypatch):
 
             return launch_and_die
 
-    for name in ("coordinate_kernel", "labelled_energy_kernel"):
+    def coordinate():
+        return launch.coordinate(case.g, case.inputs, SETTINGS, tile=SMALL).gradient
+
+    def labelled_energy():
+        return launch.labelled_energy(case.inputs, 0.9, update=False, tile=SMALL)[0]
+
+    for call in (coordinate, labelled_energy):
         with monkeypatch.context() as patch:
-            patch.setattr(launch, name, Aborted())
+            patch.setattr(launch, f"{call.__name__}_kernel", Aborted())
             with pytest.raises(RuntimeError, match="killed"):
-                if name == "coordinate_kernel":
-                    launch.coordinate(case.g, case.inputs, SETTINGS, tile=SMALL)
-                else:
-                    launch.labelled_energy(case.inputs, 0.9, update=False, tile=SMALL)
-    assert launch.coordinate_kernel is kernel
+                call()
+    assert_close_to_oracle(coordinate(), case)
+    exact = formulas.labelled_energy(case.z.double(), case.mask, case.matrix.double())
+    torch.testing.assert_close(labelled_energy().double(), exact, rtol=1e-6, atol=0)
+
+
+@pytest.mark.parametrize("rows", [70, 64, 32])
+def test_more_row_blocks_than_a_grid_holds(launch, monkeypatch, rows):
+    """CUDA permits 65,535 along the second axis: 16-row tiles reach it at 1,048,560 rows. Here it is 2."""
+    monkeypatch.setattr(launch, "GRID_LIMIT", 2)
+    grids = []
+    for name in ("coordinate_kernel", "labelled_energy_kernel"):
+        monkeypatch.setattr(launch, name, Watched(getattr(launch, name), grids))
+    case = make_case(rows, 20)
     assert_close_to_oracle(launch.coordinate(case.g, case.inputs, SETTINGS, tile=SMALL).gradient, case)
     sums, _ = launch.labelled_energy(case.inputs, 0.9, update=False, tile=SMALL)
     exact = formulas.labelled_energy(case.z.double(), case.mask, case.matrix.double())
     torch.testing.assert_close(sums.double(), exact, rtol=1e-6, atol=0)
+    assert grids == {70: [(2, 2), (2, 2), (2, 1)], 64: [(2, 2), (2, 2)], 32: [(2, 2)]}[rows] * 2
+
+
+class Watched:
+    """A kernel whose grids are noted."""
+
+    def __init__(self, kernel, grids):
+        self.kernel, self.grids = kernel, grids
+
+    def __getitem__(self, grid):
+        self.grids.append(grid)
+        return self.kernel[grid]
+
+
+@pytest.mark.parametrize(
+    ("setting", "precision", "dtype", "hip", "expected"),
+    [
+        ("highest", "auto", torch.float32, None, "ieee"),
+        ("high", "auto", torch.float32, None, "tf32"),
+        ("medium", "auto", torch.float32, None, "tf32"),
+        ("high", "auto", torch.float32, "7.0", "ieee"),
+        ("high", "auto", torch.bfloat16, None, "ieee"),
+        ("high", "high", torch.float32, None, "ieee"),
+        ("high", "tf32x3", torch.float32, None, "tf32x3"),
+        ("highest", "tf32", torch.float32, None, "tf32"),
+    ],
+)
+def test_auto_follows_torchs_precision_of_fp32_products(
+    launch, monkeypatch, setting, precision, dtype, hip, expected
+):
+    calls = []
+    for name in ("coordinate_kernel", "labelled_energy_kernel"):
+        monkeypatch.setattr(launch, name, Recorder(calls))
+    monkeypatch.setattr(torch.version, "hip", hip)
+    case = make_case(20, 32, dtype=dtype)
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision(setting)
+    try:
+        launch.coordinate(case.g, case.inputs, SETTINGS, precision)
+        launch.labelled_energy(case.inputs, 0.9, precision, update=False)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert [call["PRECISION"] for call in calls] == [expected] * 2
+
+
+def test_auto_follows_the_newer_setting_too(launch):
+    assert launch.effective("auto", torch.float32) == "auto"
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        assert launch.effective("auto", torch.float32) == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
+class Recorder:
+    """Stands for a kernel: notes the arguments of its launches."""
+
+    def __init__(self, calls):
+        self.calls = calls
+
+    def __getitem__(self, grid):
+        return lambda **arguments: self.calls.append(arguments)

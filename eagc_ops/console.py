@@ -12,10 +12,11 @@ import difflib
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NoReturn, TypeVar
 
 Main = Callable[[list[str]], int]
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -83,6 +84,15 @@ def whole_number(least: int = 1, multiple_of: int = 1, why: str = "") -> Callabl
         return value
 
     return read
+
+
+def bar(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """The items, with a progress bar where someone watches standard error and tqdm is installed."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:  # it belongs to the extra `train`
+        return items
+    return tqdm(items, what, total, leave=False, disable=None)
 
 
 def one_line(message: object) -> str:

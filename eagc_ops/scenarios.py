@@ -6,7 +6,8 @@ them.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 import torch
@@ -70,7 +71,7 @@ def sliced_mask(device: torch.device) -> str:
 
 
 def two_streams(
-    device: torch.device, together: Callable[[list[Callable[[], Tensor]]], list[Tensor]] | None = None
+    device: torch.device, together: Callable[[Sequence[Callable[[], Tensor]]], list[Tensor]] | None = None
 ) -> str:
     """Two calls at the same time on two streams give the bits of calls one after the other.
 
@@ -79,7 +80,7 @@ def two_streams(
     module = make_module(device)
     batches = [make_batch(device, seed) for seed in range(2)]
     expected = [gradient(module, batch) for batch in batches]
-    calls = [lambda batch=batch: gradient(module, batch) for batch in batches]
+    calls = [functools.partial(gradient, module, batch) for batch in batches]
     for _ in range(ROUNDS):
         for mine, alone in zip((together or on_streams)(calls), expected):
             if not torch.equal(mine, alone):
@@ -151,7 +152,7 @@ SCENARIOS: dict[str, tuple[Callable[[torch.device], str], bool]] = {
 }
 
 
-def on_streams(calls: list[Callable[[], Tensor]]) -> list[Tensor]:
+def on_streams(calls: Sequence[Callable[[], Tensor]]) -> list[Tensor]:
     current = torch.cuda.current_stream()
     streams = [torch.cuda.Stream() for _ in calls]
     results = []

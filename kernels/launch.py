@@ -227,8 +227,9 @@ def _tile(z: Tensor, precision: Precision, z_ref_dtype: torch.dtype | None) -> T
 
     The search times z_ref in z's dtype; a different one needs more registers.
     """
-    found = tuned.tile(z.device, *z.shape, z.dtype, precision) if z_ref_dtype in (None, z.dtype) else None
-    return found or pick(architecture(z.device), *z.shape, z.dtype, precision, z_ref_dtype)
+    rows, dim = z.shape
+    found = tuned.tile(z.device, rows, dim, z.dtype, precision) if z_ref_dtype in (None, z.dtype) else None
+    return found or pick(architecture(z.device), rows, dim, z.dtype, precision, z_ref_dtype)
 
 
 def _operand(inputs: Inputs, dtype: torch.dtype) -> Tensor:

@@ -48,8 +48,8 @@ def read() -> dict[str, Tile]:
     tiles = {}
     for name, values in content.items() if isinstance(content, dict) else [("the file", content)]:
         fields = values if isinstance(values, dict) else {}
-        sizes = [fields.get(field) for field in Tile._fields]
-        if not all(type(size) is int and 0 < size <= 1024 for size in sizes):
+        sizes = [size for size in map(fields.get, Tile._fields) if type(size) is int and 0 < size <= 1024]
+        if len(sizes) != len(Tile._fields):
             raise ValueError(f"{name} is no tile: {str(values)[:80]}")
         tiles[name] = Tile(*sizes)
     return tiles

@@ -95,6 +95,16 @@ def bar(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
     return tqdm(items, what, total, leave=False, disable=None)
 
 
+def say(line: str) -> None:
+    """Print a line, above the progress bar if there is one."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        print(line, flush=True)
+    else:
+        tqdm.write(line)
+
+
 def one_line(message: object) -> str:
     """The message with every stretch of white space replaced by one space."""
     return " ".join(str(message).split())

@@ -188,8 +188,10 @@ def gradient(module: EAGC, batch: Batch) -> Tensor:
 
 
 def make_module(
-    device: torch.device, energy_momentum: float | None = None, impl: Implementation = "auto"
+    device: torch.device, energy_momentum: float | None = None, impl: Implementation | None = None
 ) -> EAGC:
+    """A module for an implementation; None: Triton where it can run. "auto" might fall back and hide that."""
+    impl = impl or ("torch" if kernels.why_not_triton(device, torch.float32) else "triton")
     features = torch.randn(2 * DIM, DIM, generator=torch.Generator().manual_seed(7)) * _spectrum()
     # A large lambda_a: the mean over all entries makes the anchor small, and an error in it would not show.
     settings = {"lambda_a": 1000.0, "energy_momentum": energy_momentum, "impl": impl}

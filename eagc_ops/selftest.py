@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from eagc_ops import kernels, scenarios
-from eagc_ops.console import Parser, bar, whole_number
+from eagc_ops.console import Parser, bar, say, whole_number
 from eagc_ops.environment import describe
 from eagc_ops.kernels import Coordination, Execution, Implementation, Inputs, Precision, formulas
 from eagc_ops.subspace import solve_conceptor
@@ -129,7 +129,7 @@ def main(argv: list[str]) -> int:
         for case in bar(chosen, "cases", len(chosen)):
             results.append(check(case, device, repeats_of(case, device, arguments.repeats)))
             if shown:
-                print(_line(results[-1]), flush=True)
+                say(_line(results[-1]))
             if arguments.races and results[-1].raised:
                 break  # the sanitizer's trap ends the use of the device
         outcomes = [] if arguments.races else list(scenarios.run(device))

@@ -47,12 +47,14 @@ COMMANDS = {
         "eagc_ops.training.commands.estimate_k", "train", "estimate the number of classes of a data set"
     ),
     "selftest": Command(
-        "eagc_ops.selftest",
+        "eagc_ops.selftest_command",
         "",
         "compare every implementation with fp64 on this device; run it first on a GPU",
     ),
     "tune": Command(
-        "eagc_ops.tune", "", "find the fastest tile of the kernel for one shape on this GPU, and keep it"
+        "eagc_ops.tune_command",
+        "",
+        "find the fastest tile of the kernel for one shape on this GPU, and keep it",
     ),
     "bench": Command(
         "eagc_ops.bench.commands",

@@ -1,17 +1,10 @@
-"""Compare every implementation with the fp64 formulas on this device.
-
-The kernels were developed without a GPU, in Triton's interpreter and by compiling for GPUs that were not
-present. This command runs them on yours. It repeats each Triton case and compares the bits, calls the
-operator in the ways of `scenarios`, and with --races lets Triton's sanitizer watch global memory.
-"""
+"""Cases that compare every implementation with the fp64 formulas on a device: `eagc selftest`."""
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import functools
 import importlib.util
-import json
 import math
 import os
 from collections.abc import Iterable, Iterator
@@ -21,9 +14,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from eagc_ops import kernels, scenarios
-from eagc_ops.console import Parser, bar, say, whole_number
-from eagc_ops.environment import describe
+from eagc_ops import kernels
+from eagc_ops.console import bar
 from eagc_ops.kernels import Coordination, Execution, Implementation, Inputs, Precision, formulas
 from eagc_ops.subspace import solve_conceptor
 
@@ -106,93 +98,6 @@ class Result(Case):
     def to_json(self) -> dict[str, object]:
         values = {**vars(self), "dtype": _name(self.dtype), "allowed": self.allowed, "verdict": self.verdict}
         return values | {"error": None if math.isnan(self.error) else self.error}
-
-
-def main(argv: list[str]) -> int:
-    arguments = _parse(argv)
-    device, shown = arguments.device, not arguments.json
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    reason = kernels.why_not_triton(device, torch.float32)
-    if shown:
-        print(f"device: {name}; torch {torch.__version__}; Triton: {reason or 'tested'}")
-    chosen = list(cases(device, full=arguments.full, races=arguments.races))
-    watched = sanitizer() if arguments.races else contextlib.nullcontext()
-    results = []
-    with exact_products(), watched:
-        if device.type == "cuda" and not reason:
-            compile_kernels([case for case in chosen if case.impl == "triton"], device, shown)
-        if shown:
-            print(
-                "impl    precision  form       dtype       rows     D labelled     error   allowed repeats  "
-                "result"
-            )
-        for case in bar(chosen, "cases", len(chosen)):
-            results.append(check(case, device, repeats_of(case, device, arguments.repeats)))
-            if shown:
-                say(_line(results[-1]))
-            if arguments.races and results[-1].raised:
-                break  # the sanitizer's trap ends the use of the device
-        outcomes = [] if arguments.races else list(scenarios.run(device))
-    not_run = {"Triton kernels": reason} if reason else {}
-    not_run |= {outcome.name: outcome.not_run for outcome in outcomes if outcome.not_run}
-    verdicts = [result.verdict for result in results]
-    verdicts += [outcome.verdict for outcome in outcomes if not outcome.not_run]
-    failures = sum(verdict != "ok" for verdict in verdicts)
-    if shown:
-        for outcome in outcomes:
-            if not outcome.not_run:
-                print(f"{outcome.name}: {outcome.verdict}")
-        for what, why in not_run.items():
-            print(f"{what}: not run, {why}")
-        if not (arguments.full or arguments.races or device.type == "cpu"):
-            print("this was --quick; --full tests all shapes and precisions")
-        print(f"{len(verdicts) - failures} passed, {failures} failed")
-    else:
-        content = {
-            "device": name,
-            "arguments": argv,
-            "triton": reason or "tested",
-            "failures": failures,
-            "results": [result.to_json() for result in results],
-            "scenarios": {outcome.name: outcome.verdict for outcome in outcomes},
-            "not_run": not_run,
-        }
-        print(json.dumps({**describe(), **content}, indent=1))
-    return 1 if failures else 0
-
-
-def _parse(argv: list[str]) -> argparse.Namespace:
-    parser = Parser(prog="eagc selftest", description=__doc__)
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=default, help="device to test [a GPU if there is one]")
-    extent = parser.add_mutually_exclusive_group()
-    extent.add_argument("--quick", action="store_true", help="a few shapes of each kind [the default]")
-    extent.add_argument("--full", action="store_true", help="all shapes, forms and precisions")
-    extent.add_argument(
-        "--races",
-        action="store_true",
-        help="run the kernels under Triton's sanitizer of global memory (NVIDIA GPU, Triton 3.9 or newer)",
-    )
-    parser.add_argument(
-        "--repeats",
-        type=whole_number(),
-        metavar="N",
-        help="runs of each Triton case to compare [20; 200 with --full, 2 with --races]",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object for a bug report, not a table"
-    )
-    arguments = parser.parse_args(argv)
-    try:
-        arguments.device = torch.device(arguments.device)
-        torch.zeros(1, device=arguments.device)
-    except (RuntimeError, AssertionError) as error:
-        parser.error(f"--device {arguments.device}: {str(error).splitlines()[0]}")
-    if arguments.races and (reason := why_no_sanitizer(arguments.device)):
-        parser.error(f"--races: {reason}")
-    if arguments.repeats is None:
-        arguments.repeats = 200 if arguments.full else 2 if arguments.races else 20
-    return arguments
 
 
 def run(device: torch.device, repeats: int, *, full: bool = False) -> Iterator[Result]:
@@ -395,14 +300,6 @@ def poisoned_memory() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-def _line(result: Result) -> str:
-    return (
-        f"{result.impl:7} {result.precision:10} {result.form:10} {_name(result.dtype):9} {result.rows:6} "
-        f"{result.dim:5} {result.labelled:8.0%} {result.error:9.1e} {result.allowed:9.1e} {result.repeats:7} "
-        f" {result.verdict}"
-    )
 
 
 def _name(dtype: torch.dtype) -> str:

@@ -1,9 +1,4 @@
-"""Find the fastest tile of the fused kernel for one shape on this GPU, and keep it.
-
-The search goes beyond the launch table. It compiles each tile for both kernels, leaves out those that the
-compile gate refuses (register spills, too much shared memory, ...), times the others, and leaves out those
-whose result is wrong. Calls of that shape on this GPU use the fastest from then on.
-"""
+"""The search behind `eagc tune`: the fastest tile of the fused kernel for one shape, and its keeping."""
 
 from __future__ import annotations
 
@@ -14,12 +9,12 @@ import os
 from collections.abc import Callable, Iterable
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, get_args
+from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eagc_ops import kernels, selftest
-from eagc_ops.console import Parser, bar, command, whole_number
+from eagc_ops import selftest
+from eagc_ops.console import bar
 from eagc_ops.files import atomic_write
 from eagc_ops.kernels import Precision, formulas
 
@@ -50,39 +45,6 @@ class Found:
     @property
     def best(self) -> Tile:
         return min(self.seconds, key=self.seconds.__getitem__)
-
-
-@command("eagc tune")
-def main(argv: list[str]) -> int:
-    parser = Parser(prog="eagc tune", description=__doc__)
-    parser.add_argument(
-        "--rows", type=whole_number(), default=256, metavar="N", help="rows of a batch, two per image [256]"
-    )
-    parser.add_argument(
-        "--dim", type=whole_number(), default=768, metavar="D", help="width of the features [768]"
-    )
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16", help="dtype of the features [bf16]")
-    parser.add_argument(
-        "--precision", choices=get_args(Precision), default="auto", help="as in EAGC(precision=...) [auto]"
-    )
-    parser.add_argument("--device", default="cuda", metavar="NAME", help="the GPU to tune for [cuda]")
-    arguments = parser.parse_args(argv)
-    if not torch.cuda.is_available():
-        parser.error("needs a GPU, and torch sees none on this machine")
-    try:
-        device = torch.device("cuda", torch.device(arguments.device).index or 0)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        parser.error(f"--device {arguments.device}: {str(error).splitlines()[0]}")
-    if reason := kernels.why_not_triton(device, DTYPES[arguments.dtype]):
-        parser.error(f"the Triton kernel cannot run here: {reason}")
-    shape = Shape(arguments.rows, arguments.dim, arguments.dtype, arguments.precision)
-    print(f"tuning for {shape.rows} x {shape.dim} {shape.dtype} on {torch.cuda.get_device_name(device)}")
-    found = search(shape, device, gpu_seconds)
-    for tile in sorted(found.seconds, key=found.seconds.__getitem__)[:5]:
-        print(f"{found.seconds[tile] * 1e6:9.1f} us  {tile}{'  (table)' if tile == found.table else ''}")
-    print(f"{len(found.seconds)} tiles timed; kept in {keep(shape, device, found)}")
-    return 0
 
 
 def search(

@@ -10,7 +10,8 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from triton.compiler import ASTSource
 
 from . import fused
 from .launch import compile_options, constants, operand_dtype
+from .ptx import unknown_instructions
 from .records import Precision, Tau
 from .tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, pick
 
@@ -95,6 +97,9 @@ class Resources:
     fp64: int
     blocks_per_sm: int
     problems: tuple[str, ...]
+    beyond_machine: tuple[
+        str, ...
+    ]  # opcodes that the PTX machine does not execute; of AMD code: its language
 
 
 def cases(*, subset: bool = False) -> Iterator[Case]:
@@ -133,6 +138,7 @@ def compile_case(case: Case) -> Resources:
         spills = _number(r"\.vgpr_spill_count:\s+(\d+)", assembly) * 4 * LIMITS[case.arch].lanes
         stores = loads = spills
         fp64 = len(re.findall(r"^\s*v_\w+_f64", assembly, re.MULTILINE))
+        beyond = ["amdgcn"]
     else:
         assembly = compiled.asm["ptx"]
         report = log.getvalue()
@@ -140,7 +146,8 @@ def compile_case(case: Case) -> Resources:
         stores = _number(r"(\d+) bytes spill stores", report)
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
-    return judge(case, registers, stores, loads, shared, fp64)
+        beyond = unknown_instructions(assembly)
+    return judge(case, registers, stores, loads, shared, fp64, beyond)
 
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
@@ -152,7 +159,15 @@ def target(arch: str) -> GPUTarget:
     return GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
 
 
-def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64: int) -> Resources:
+def judge(
+    case: Case,
+    registers: int,
+    stores: int,
+    loads: int,
+    shared: int,
+    fp64: int,
+    beyond_machine: Sequence[str] = (),
+) -> Resources:
     """The gate: the problems of a compiled kernel, and how many of its blocks an SM holds."""
     limits = LIMITS[case.arch]
     problems = []
@@ -167,7 +182,7 @@ def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64
     by_registers = SCHEDULERS * (limits.registers // SCHEDULERS // per_warp) // warps
     by_shared = limits.shared // (shared + limits.reserved) if shared else limits.blocks
     blocks = min(by_registers, by_shared, limits.warps // warps, limits.blocks)
-    return Resources(registers, stores, loads, shared, fp64, blocks, tuple(problems))
+    return Resources(registers, stores, loads, shared, fp64, blocks, tuple(problems), tuple(beyond_machine))
 
 
 def source(case: Case) -> ASTSource:
@@ -210,6 +225,22 @@ def source(case: Case) -> ASTSource:
         if pointer and hip and not (case.far_rows and name in ("g_ptr", "z_ptr", "z_ref_ptr")):
             attributes[(position,)] += [["tt.pointer_range", 32]]
     return ASTSource(kernel, signature, constexprs, attributes)
+
+
+def executable(results: Sequence[tuple[Case, Resources]]) -> str:
+    """How many of the compiled kernels the PTX machine can execute, and why not the others."""
+    reasons = {"wgmma": "wgmma", "tcgen05": "tcgen05", "amdgcn": "AMD code"}
+    counts: Counter[str] = Counter()
+    for _, found in results:
+        opcodes = found.beyond_machine
+        if opcodes:
+            names = [name for start, name in reasons.items() if any(o.startswith(start) for o in opcodes)]
+            counts[names[0] if names else opcodes[0]] += 1
+    able = len(results) - counts.total()
+    others = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+    return (
+        f"{able} of {len(results)} can be executed by the PTX machine{f'; not: {others}' if others else ''}"
+    )
 
 
 def as_record(case: Case, resources: Resources) -> dict[str, Any]:

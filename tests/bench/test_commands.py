@@ -6,6 +6,7 @@ from eagc_ops.bench import commands, conceptor, operator, overhead, pictures, ro
 from eagc_ops.bench.commands import main
 from eagc_ops.bench.commands.options import device
 from eagc_ops.bench.commands.overhead import BACKBONES
+from eagc_ops.bench.commands.throughput import DTYPES
 from eagc_ops.bench.results_file import load, save
 from eagc_ops.kernels import aot
 from eagc_ops.table import Table
@@ -88,9 +89,9 @@ def test_wrong_options_are_refused(argv, words, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("--dataset cub", "--dataset cub without --root: root 'None' is not a folder; CUB"),
-        ("--dataset cub --root nowhere", "--dataset cub --root nowhere: root 'nowhere' is not a folder"),
-        ("--dataset birds --root nowhere", "dataset must be one of cifar10, "),
+        ("--dataset cub", "--root is missing: CUB-200-2011 needs a folder with images/"),
+        ("--dataset cub --root nowhere", "--root nowhere is not a folder: it does not exist; CUB"),
+        ("--dataset birds --root nowhere", "--dataset: invalid choice: 'birds' (choose from "),
         ("--dataset digits --root nowhere", "have no root"),
         (
             "--dataset digits --rows 4000",
@@ -199,7 +200,9 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, capsys, measured):
     (tmp_path / "file").touch()
     for option, path in (("-o", "file/r.json"), ("-o", ""), ("--picture", "file/p.svg")):
         assert str(tmp_path / path) in refused(capsys, "overhead", option, tmp_path / path)
-    assert "cannot be written" in refused(capsys, "all", "-o", tmp_path / "file")
+    assert f"--output {tmp_path / 'file'} is a file; name a folder" in refused(
+        capsys, "all", "-o", tmp_path / "file"
+    )
     assert measured == []
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # what was tried has left nothing
 
@@ -240,3 +243,8 @@ def test_a_missing_or_unknown_command_is_refused(argv, capsys):
     assert exit.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith("eagc bench: ") and "COMMAND" in err and err.count("\n") == 1
+    assert all(name in err for name in commands.COMMANDS)  # what there is to choose from
+
+
+def test_the_dtypes_of_the_option_are_those_of_the_benchmark():
+    assert list(DTYPES) == list(throughput.DTYPES)

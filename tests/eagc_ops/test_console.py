@@ -13,7 +13,7 @@ def parser():
     main = Parser(prog="eagc x")
     main.add_argument("--count", type=whole_number())
     sub = main.add_subparsers().add_parser("sub")
-    sub.add_argument("--rounds", type=whole_number(4, 4, "two views of two images"))
+    sub.add_argument("--rounds", type=whole_number(4, multiple_of=4, why="two views of two images"))
     return main
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eagc_ops import kernels, selftest
+from eagc_ops import kernels, scenarios, selftest, selftest_command
 from eagc_ops.kernels import Coordination, Inputs, torch_path
 
 CPU = torch.device("cpu")
@@ -136,7 +136,7 @@ def test_what_raises_is_a_failed_case_and_leaves_torch_as_it_was(results, capsys
             assert r.verdict == (
                 "FAIL: RuntimeError: out of resource: shared memory" if r.dtype == torch.bfloat16 else "ok"
             )
-    assert selftest.main(["--device", "cpu"]) == 1
+    assert selftest_command.main(["--device", "cpu"]) == 1
     out = capsys.readouterr().out
     assert (
         len(
@@ -151,17 +151,15 @@ def test_what_raises_is_a_failed_case_and_leaves_torch_as_it_was(results, capsys
 
 def test_a_failed_scenario_fails_the_command(capsys, monkeypatch):
     monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
-    monkeypatch.setitem(
-        selftest.scenarios.SCENARIOS, "sliced mask", (lambda device: "bits differ on streams", False)
-    )
-    assert selftest.main(["--device", "cpu"]) == 1
+    monkeypatch.setitem(scenarios.SCENARIOS, "sliced mask", (lambda device: "bits differ on streams", False))
+    assert selftest_command.main(["--device", "cpu"]) == 1
     out = capsys.readouterr().out
     assert "\nsliced mask: FAIL: bits differ on streams\n" in out and out.endswith(" passed, 1 failed\n")
 
 
 def test_on_a_cpu_it_says_what_was_not_run_and_why(capsys, monkeypatch):
     monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
-    assert selftest.main(["--device", "cpu"]) == 0
+    assert selftest_command.main(["--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert "\nsliced mask: ok\n" in out
     assert "\nTriton kernels: not run, z is on the CPU, where only Triton's interpreter runs" in out
@@ -171,12 +169,12 @@ def test_on_a_cpu_it_says_what_was_not_run_and_why(capsys, monkeypatch):
 
 def test_json_holds_all_that_a_report_needs(capsys, monkeypatch):
     monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
-    assert selftest.main(["--device", "cpu", "--json"]) == 0
+    assert selftest_command.main(["--device", "cpu", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert report["versions"]["torch"] and report["arguments"] == ["--device", "cpu", "--json"]
     assert report["failures"] == 0 and {result["verdict"] for result in report["results"]} == {"ok"}
     assert report["scenarios"]["sliced mask"] == "ok" and report["scenarios"]["two streams"] == "not run"
-    assert set(report["not_run"]) == {"Triton kernels", *selftest.scenarios.SCENARIOS} - {"sliced mask"}
+    assert set(report["not_run"]) == {"Triton kernels", *scenarios.SCENARIOS} - {"sliced mask"}
 
 
 def test_a_quick_run_on_a_gpu_compiles_a_quarter_of_the_kernels_of_a_full_one(monkeypatch):
@@ -212,7 +210,7 @@ def test_torchs_tf32_does_not_reach_the_comparisons():
 
 def test_passes_here(results, capsys):
     assert all(r.verdict == "ok" for r in results())
-    assert selftest.main(["--device", "cpu"]) == 0
+    assert selftest_command.main(["--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^\d+ passed, 0 failed$", out, re.MULTILINE)
     assert all(re.search(rf"^torch +auto +{form} ", out, re.MULTILINE) for form in selftest.FORMS)
@@ -221,7 +219,7 @@ def test_passes_here(results, capsys):
 @pytest.mark.interpreter
 def test_the_triton_kernels_pass(capsys, monkeypatch):
     monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
-    assert selftest.main(["--device", "cpu", "--repeats", "2"]) == 0
+    assert selftest_command.main(["--device", "cpu", "--repeats", "2"]) == 0
     assert "triton" in capsys.readouterr().out
 
 
@@ -248,7 +246,7 @@ def test_a_wrong_triton_launch_fails(monkeypatch, dropped):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--device", "cuda:99"], "--device cuda:99: "),
+        (["--device", "cuda:99"], "--device cuda:99 cannot be used: "),
         (["--repeats", "0"], "--repeats: must be a whole number >= 1, got 0"),
         (["--fast"], "unknown option --fast"),
         (["--quick", "--full"], "--full: not allowed with argument --quick"),
@@ -257,7 +255,7 @@ def test_a_wrong_triton_launch_fails(monkeypatch, dropped):
 )
 def test_refuses_bad_options(arguments, words, capsys):
     with pytest.raises(SystemExit) as exit:
-        selftest.main(arguments)
+        selftest_command.main(arguments)
     assert exit.value.code == 2
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith(f"eagc selftest: {words}")

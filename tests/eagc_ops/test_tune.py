@@ -2,15 +2,16 @@
 
 import json
 from pathlib import Path
+from typing import get_args
 
 import pytest
 import torch
 
-from eagc_ops import tune
+from eagc_ops import tune, tune_command
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
-from eagc_ops.kernels import aot, launch, tuned
+from eagc_ops.kernels import Precision, aot, launch, tuned
 from eagc_ops.kernels.tiles import TABLE, Tile, pick
 
 CPU = torch.device("cpu")
@@ -31,15 +32,27 @@ def few(shape, arch, tiles):
 
 def test_without_a_gpu_it_says_so_in_one_line(capsys):
     with pytest.raises(SystemExit) as exit:
-        tune.main([])
+        tune_command.main([])
     assert exit.value.code == 2
     assert capsys.readouterr().err == "eagc tune: needs a GPU, and torch sees none on this machine\n"
 
 
-@pytest.mark.parametrize("options", [["--rows", "0"], ["--dtype", "fp8"], ["--precision", "low"], ["--fast"]])
+def test_the_command_offers_every_precision_and_dtype():
+    assert get_args(Precision) == tune_command.PRECISIONS
+    assert tuple(tune.DTYPES) == tune_command.DTYPES
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *(["--rows", "0"], ["--dtype", "fp8"], ["--precision", "low"], ["--precision", "tf32"], ["--fast"]),
+        *(["--device", "cpu"], ["--device", "toaster"]),
+    ],
+    ids=" ".join,
+)
 def test_refuses_bad_options(options, capsys):
     with pytest.raises(SystemExit) as exit:
-        tune.main(options)
+        tune_command.main(options)
     assert exit.value.code == 2 and len(capsys.readouterr().err.splitlines()) == 1
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 from eagc_ops import EAGC, Subspace
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.config import Config, ConfigError, Sizes
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.data.batches import batches
 from eagc_ops.training.data.loaders import seeded
@@ -35,7 +35,7 @@ from eagc_ops.training.models.features import StudentFeatures
 from eagc_ops.training.models.reference_model import known_subspace, train_reference
 from eagc_ops.training.models.student import Student
 
-__all__ = ["Experiment"]
+__all__ = ["Experiment", "device_of"]
 
 # Keys of draws that belong to no epoch: seeded(seed, -1, key). 0, 4 and 5 are taken by batches and SelEx.
 _BACKBONE, _HEADS, _REFERENCE = 1, 2, 3
@@ -174,8 +174,14 @@ class Experiment:
         return eagc
 
 
+def device_of(config: Config) -> str:
+    """The kind of device that a run of this configuration will use: "cpu", "cuda", ..."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if config.device == "cpu" or found is None else found.type
+
+
 def _accelerator(config: Config) -> Accelerator:
-    if config.precision == "fp16" and (config.device == "cpu" or not torch.accelerator.is_available()):
+    if config.precision == "fp16" and device_of(config) == "cpu":
         raise ConfigError(
             "precision='fp16' needs a GPU: without one Accelerate would silently compute in fp32; "
             "choose 'no' or 'bf16'"
@@ -207,17 +213,16 @@ def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
             config.backbone, config.weights, image_size=data.image_size, channels=data.channels
         )
     depth = len(vit.blocks)
-    for name, blocks in (
-        ("trainable_blocks", config.trainable_blocks),
-        ("reference_blocks", config.blocks_of_reference),
-    ):
-        if blocks > depth:
-            raise ConfigError(f"{name} must be <= {depth}, the blocks of {config.backbone}, got {blocks}")
-    if config.subspace == "pca" and config.pca_k > (most := min(vit.embed_dim, len(data.labelled))):
-        raise ConfigError(
-            f"pca_k must be <= {most} with {len(data.labelled)} labelled images and D={vit.embed_dim}, "
-            f"got {config.pca_k}"
+    config.check_sizes(
+        Sizes(
+            known=data.known,
+            images=len(data.merged),
+            labelled=len(data.labelled),
+            pixels=data.image_size,
+            blocks=depth,
+            dim=vit.embed_dim,
         )
+    )
     tail = max(config.trainable_blocks, config.blocks_of_reference)
     encoder = AnchoredEncoder(vit, depth - tail, cls_only=config.cls_only)
     encoder.train_last(config.trainable_blocks)
@@ -229,8 +234,6 @@ def _problem(config: Config, data: GCDData, vit: VisionTransformer) -> Problem:
         raise ConfigError(
             "k='estimate' is resolved by train(); for your own experiment, call estimate_k and pass its k"
         )
-    if config.k is not None and config.k < data.known:
-        raise ConfigError(f"k must be >= {data.known}, the number of known classes, got {config.k}")
     return Problem(
         dim=vit.embed_dim,
         known=data.known,

@@ -25,6 +25,7 @@ from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.metrics import Meter, distribution
 from eagc_ops.training.engine.run_folder import RunFolder, finite
 from eagc_ops.training.progress import bar as progress_bar
+from eagc_ops.training.scores import scores_text
 
 __all__ = ["Callback", "Evaluation", "Loop", "RunWarning"]
 
@@ -44,6 +45,8 @@ class Evaluation(NamedTuple):
     # Accuracies in [0, 1], NaN where there is no image; "all" decides the best epoch
     scores: Mapping[str, float]
     classes_predicted: int
+    # The same of the clusters with which the epoch trained; None: the method does not report them
+    start_scores: Mapping[str, float] | None = None
 
 
 class Callback:
@@ -79,6 +82,7 @@ class Loop:
         self.epoch = self.position = 0
         self.last: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
+        self.best_start: dict[str, Any] | None = None  # of the clusters at the start of an epoch
         self.faults: list[str] = []
         self.tau_near_zero: list[float] = []  # share of unlabelled rows, one entry per log line of the epoch
 
@@ -112,6 +116,7 @@ class Loop:
             "best": self.best,
             "warnings": self.faults,
             "reference_cross_entropy": self.experiment.reference_cross_entropy,
+            **self._reported_start(),
         }
         folder.finish(result)
         return result
@@ -241,10 +246,15 @@ class Loop:
 
     def _finish_epoch(self, bar: tqdm, timing: dict[str, float]) -> None:
         """Evaluate, keep the best weights, save the checkpoint."""
-        scores, predicted = self.evaluate(self.experiment)
-        bar.set_postfix({name.capitalize(): f"{score:.1%}" for name, score in scores.items()})
+        scores, predicted, start = self.evaluate(self.experiment)
+        bar.set_postfix_str(scores_text(scores, 1))
         self.last = {"epoch": self.epoch, **finite(dict(scores))}
-        self.folder.log("epoch", self.step, {**self.last, "classes_predicted": predicted, **timing})
+        line = {**self.last, "classes_predicted": predicted, **timing}
+        if start is not None:
+            line |= {f"start_{name}": score for name, score in start.items()}
+            if self.best_start is None or start["all"] > self.best_start["all"]:
+                self.best_start = {"epoch": self.epoch, **finite(dict(start))}
+        self.folder.log("epoch", self.step, line)
         self._find_faults(predicted)
         if self.best is None or self.last["all"] > self.best["all"]:
             self.best = self.last
@@ -253,6 +263,10 @@ class Loop:
                 save_checkpoint(self.folder.best, self.student.state(), state)
         self.epoch, self.position = self.epoch + 1, 0
         self._save_checkpoint()
+
+    def _reported_start(self) -> dict[str, Any]:
+        """Entry of result.json and of checkpoints; nothing in runs that do not report it."""
+        return {} if self.best_start is None else {"best_start": self.best_start}
 
     def _find_faults(self, predicted: int) -> None:
         """Warn about a run that is of little use.
@@ -296,6 +310,7 @@ class Loop:
             "identity": self.experiment.identity(),
             "scaler": scaler.state_dict() if scaler else None,
             **{name: getattr(self, name) for name in _PROGRESS},
+            **self._reported_start(),
         }
         save_checkpoint(self.folder.last, tensors, state)
 
@@ -311,3 +326,4 @@ class Loop:
             self.experiment.accelerator.scaler.load_state_dict(state["scaler"])
         for name in _PROGRESS:
             setattr(self, name, state[name])
+        self.best_start = state.get("best_start")

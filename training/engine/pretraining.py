@@ -21,6 +21,7 @@ from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.starting_point import read_starting_point
 from eagc_ops.training.methods.losses import info_nce
 from eagc_ops.training.models.backbones import load_backbone
 from eagc_ops.training.models.optimization import cosine
@@ -76,14 +77,28 @@ def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = p
     """
     if config.backbone != SPECS[config.dataset].own_encoder:
         return config
-    file = folder / f"{config.dataset}.safetensors"
+    file = encoder_file(folder, config.dataset, config.image_size)
     if not file.exists():
-        # Wrong settings must fail now, not after a minute of pretraining.
-        Experiment(config.replace(k=None, trunk_cache=None))
+        # Wrong settings must fail now, not after a minute of pretraining. The trunk cache would be that of
+        # random weights, and K is estimated from the features of the encoder.
+        experiment = Experiment(
+            config.replace(k=None if config.k == "estimate" else config.k, trunk_cache=None)
+        )
+        read_starting_point(experiment.student.method, experiment.facts, any_trunk=True)
     data = open_data(config.dataset, config.root, image_size=config.image_size)
     encoder = pretrained_encoder(file, data, EPOCHS)
     say(encoder)
     return config.replace(weights=str(encoder.file))
+
+
+def encoder_file(folder: Path, dataset: str, image_size: int | None = None) -> Path:
+    """The file of the encoder of a data set. One for a size that is not the data set's own says so.
+
+    >>> encoder_file(Path("runs"), "digits").name, encoder_file(Path("runs"), "digits", 32).name
+    ('digits.safetensors', 'digits-32.safetensors')
+    """
+    own = image_size in (None, SPECS[dataset].image_size)
+    return folder / f"{dataset}{'' if own else f'-{image_size}'}.safetensors"
 
 
 def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEncoder:

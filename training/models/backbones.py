@@ -17,14 +17,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
-__all__ = ["BACKBONES", "load_backbone"]
+from eagc_ops.training.config.backbones import BACKBONES, image_size_error
 
-# Name -> (timm name, published file). Only reg4 of DINOv2 is listed: without registers, position embeddings
-# are resized differently from one implementation to the next.
-BACKBONES = {
-    "dino_vitb16": ("vit_base_patch16_224.dino", "dino_vitbase16_pretrain.pth"),
-    "dinov2_vitb14_reg4": ("vit_base_patch14_reg4_dinov2.lvd142m", "dinov2_vitb14_reg4_pretrain.pth"),
-}
+__all__ = ["load_backbone"]
 
 
 def load_backbone(
@@ -47,26 +42,24 @@ def load_backbone(
     vit = _build(name, image_size, channels)
     if weights is not None:
         _load(vit, Path(weights), name)
-    elif name in BACKBONES:
+    elif name in BACKBONES and BACKBONES[name].file:
         warnings.warn(
-            f"{name} has random weights: pass weights= with the published file {BACKBONES[name][1]}",
+            f"{name} has random weights: pass weights= with the published file {BACKBONES[name].file}",
             stacklevel=2,
         )
     return vit
 
 
 def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
+    if name in BACKBONES:
+        _check_size(name, image_size, BACKBONES[name].multiple)
     if name == "vit_digits":  # 4 x 4 patches at every size: patches of 2 x 2 pixels on 8 x 8 images
-        if image_size % 4:
-            raise ValueError(
-                f"image_size must be a multiple of 4 for vit_digits (4 x 4 patches), got {image_size}"
-            )
         return VisionTransformer(
             image_size, image_size // 4, channels, num_classes=0, embed_dim=96, depth=4, num_heads=4
         )
-    timm_name = BACKBONES[name][0] if name in BACKBONES else name
+    timm_name = BACKBONES[name].timm_name if name in BACKBONES else name
     if not timm.is_model(timm_name):
-        known = [*BACKBONES, "vit_digits", *timm.list_models("*vit*")]
+        known = [*BACKBONES, *timm.list_models("*vit*")]
         close = difflib.get_close_matches(name, known, cutoff=0)
         raise ValueError(f"backbone {name!r} is unknown; close names: {', '.join(close) or 'none'}")
     try:
@@ -79,7 +72,14 @@ def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
         ) from error
     if not isinstance(vit, VisionTransformer):
         raise ValueError(f"backbone {name!r} is a {type(vit).__name__}; a timm VisionTransformer is needed")
+    _check_size(name, image_size, vit.patch_embed.patch_size[0])
     return vit
+
+
+def _check_size(name: str, image_size: int, multiple: int) -> None:
+    """timm would leave out the pixels beyond the last whole patch, and say nothing."""
+    if image_size % multiple:
+        raise ValueError(image_size_error(name, image_size, multiple))
 
 
 def _load(vit: VisionTransformer, path: Path, name: str) -> None:

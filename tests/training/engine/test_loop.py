@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from eagc_ops import Subspace, environment
 from eagc_ops.files import fingerprint
+from eagc_ops.training import runs
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import open_data, train_loader
 from eagc_ops.training.data.loaders import seeded
@@ -501,6 +502,28 @@ def test_evaluation_of_the_folder_gives_the_result(whole):
     _, folder, result = whole
     for which in ("last", "best"):
         assert evaluate(folder, which)._asdict() == {key: result[which][key] for key in ("all", "old", "new")}
+
+
+def test_the_best_start_of_an_epoch_survives_a_stop(data, tmp_path, monkeypatch):
+    evaluation, starts = runs._evaluation, iter((0.3, 0.7, 0.5))  # All at the starts of three epochs
+
+    def scored(experiment):
+        start = {"all": next(starts), "old": 0.5, "new": math.nan}
+        return evaluation(experiment)._replace(start_scores=start)
+
+    class Stop(Callback):
+        def after_update(self, loop, rows):
+            if loop.epoch == 2:
+                raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "_evaluation", scored)
+    with pytest.raises(KeyboardInterrupt):
+        train(small_config(data, eagc=False, epochs=3), tmp_path / "run", [Stop()])
+    result = resume(tmp_path / "run")
+    assert result["best_start"] == {"epoch": 1, "all": 0.7, "old": 0.5, "new": None}
+    epochs = [line for line in lines(tmp_path / "run") if line["kind"] == "epoch"]
+    assert [line["start_all"] for line in epochs] == [0.3, 0.7, 0.5]
+    assert {key: epochs[2][key] for key in result["last"]} == result["last"]  # that of the end
 
 
 def test_a_run_that_collapses_and_a_tau_of_zero_are_said(data, tmp_path, monkeypatch):

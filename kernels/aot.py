@@ -10,25 +10,31 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
 import triton
-from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
 
 from . import fused
 from .launch import compile_options, constants, operand_dtype
+from .ptx import unknown_instructions
 from .records import Precision, Tau
 from .tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, pick
 
+# The gate reads what Triton does not promise to keep: knobs, the form of a source, the words of reports. A
+# test compares both versions with the constraints files.
+LOWEST_TRITON, TESTED_TRITON = (3, 6), (3, 9)
 KERNELS = ("coordinate", "labelled_energy")
 TF32: tuple[Precision, ...] = ("tf32x3", "tf32")  # on NVIDIA's tensor cores only
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class UnsupportedTriton(ImportError):
+    """The internals of the installed Triton are not those that the gate reads."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +101,9 @@ class Resources:
     fp64: int
     blocks_per_sm: int
     problems: tuple[str, ...]
+    beyond_machine: tuple[
+        str, ...
+    ]  # opcodes that the PTX machine does not execute; of AMD code: its language
 
 
 def cases(*, subset: bool = False) -> Iterator[Case]:
@@ -115,7 +124,12 @@ def cases(*, subset: bool = False) -> Iterator[Case]:
 
 
 def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resources]]:
-    """Compile in separate processes: a compilation is single-threaded and takes seconds."""
+    """Compile in separate processes: a compilation is single-threaded and takes seconds.
+
+    A Triton with other internals raises `UnsupportedTriton`.
+    """
+    if _version() < LOWEST_TRITON:
+        raise _unsupported("it is older")
     with ProcessPoolExecutor(workers) as pool:
         return list(zip(chosen, pool.map(compile_case, chosen)))
 
@@ -123,24 +137,25 @@ def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resour
 def compile_case(case: Case) -> Resources:
     # With these two settings Triton bypasses its cache and prints the log of the ptxas run that makes the
     # binary.
-    knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
-    with contextlib.redirect_stdout(io.StringIO()) as log:
+    with _reading_internals(), contextlib.redirect_stdout(io.StringIO()) as log:
+        triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True
         compiled = compiled_kernel(case)
-    shared = compiled.metadata.shared
+        shared = compiled.metadata.shared
+        assembly = compiled.asm["amdgcn" if case.arch.startswith("gfx") else "ptx"]
     if case.arch.startswith("gfx"):
-        assembly = compiled.asm["amdgcn"]
         registers = _number(r"\.vgpr_count:\s+(\d+)", assembly)
         spills = _number(r"\.vgpr_spill_count:\s+(\d+)", assembly) * 4 * LIMITS[case.arch].lanes
         stores = loads = spills
         fp64 = len(re.findall(r"^\s*v_\w+_f64", assembly, re.MULTILINE))
+        beyond = ["amdgcn"]
     else:
-        assembly = compiled.asm["ptx"]
         report = log.getvalue()
         registers = _number(r"Used (\d+) registers", report)
         stores = _number(r"(\d+) bytes spill stores", report)
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
-    return judge(case, registers, stores, loads, shared, fp64)
+        beyond = unknown_instructions(assembly)
+    return judge(case, registers, stores, loads, shared, fp64, beyond)
 
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
@@ -148,11 +163,20 @@ def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
     return triton.compile(source(case), target=target(case.arch), options=compile_options(case.tile))
 
 
-def target(arch: str) -> GPUTarget:
-    return GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
+def target(arch: str) -> triton.backends.compiler.GPUTarget:
+    backend = ("hip", arch, 64) if arch.startswith("gfx") else ("cuda", int(arch[3:]), 32)
+    return triton.backends.compiler.GPUTarget(*backend)
 
 
-def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64: int) -> Resources:
+def judge(
+    case: Case,
+    registers: int,
+    stores: int,
+    loads: int,
+    shared: int,
+    fp64: int,
+    beyond_machine: Sequence[str] = (),
+) -> Resources:
     """The gate: the problems of a compiled kernel, and how many of its blocks an SM holds."""
     limits = LIMITS[case.arch]
     problems = []
@@ -167,10 +191,10 @@ def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64
     by_registers = SCHEDULERS * (limits.registers // SCHEDULERS // per_warp) // warps
     by_shared = limits.shared // (shared + limits.reserved) if shared else limits.blocks
     blocks = min(by_registers, by_shared, limits.warps // warps, limits.blocks)
-    return Resources(registers, stores, loads, shared, fp64, blocks, tuple(problems))
+    return Resources(registers, stores, loads, shared, fp64, blocks, tuple(problems), tuple(beyond_machine))
 
 
-def source(case: Case) -> ASTSource:
+def source(case: Case) -> triton.compiler.ASTSource:
     """The kernel with the argument types of a real launch.
 
     Pointers are aligned, row strides are divisible by 16 if D is, and on AMD pointers span less than 2 GB
@@ -209,7 +233,23 @@ def source(case: Case) -> ASTSource:
             attributes[(position,)] = [["tt.divisibility", 16]]
         if pointer and hip and not (case.far_rows and name in ("g_ptr", "z_ptr", "z_ref_ptr")):
             attributes[(position,)] += [["tt.pointer_range", 32]]
-    return ASTSource(kernel, signature, constexprs, attributes)
+    return triton.compiler.ASTSource(kernel, signature, constexprs, attributes)
+
+
+def executable(results: Sequence[tuple[Case, Resources]]) -> str:
+    """How many of the compiled kernels the PTX machine can execute, and why not the others."""
+    reasons = {"wgmma": "wgmma", "tcgen05": "tcgen05", "amdgcn": "AMD code"}
+    counts: Counter[str] = Counter()
+    for _, found in results:
+        opcodes = found.beyond_machine
+        if opcodes:
+            names = [name for start, name in reasons.items() if any(o.startswith(start) for o in opcodes)]
+            counts[names[0] if names else opcodes[0]] += 1
+    able = len(results) - counts.total()
+    others = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+    return (
+        f"{able} of {len(results)} can be executed by the PTX machine{f'; not: {others}' if others else ''}"
+    )
 
 
 def as_record(case: Case, resources: Resources) -> dict[str, Any]:
@@ -271,8 +311,29 @@ def _case(
 def _number(pattern: str, text: str) -> int:
     match = re.search(pattern, text)
     if not match:
-        raise RuntimeError(
-            f"the compiler's report has no {pattern!r}; a different compiler version may word it "
-            f"differently:\n{text[-2000:]}"
-        )
+        raise _unsupported(f"its compiler's report has no {pattern!r}")
     return int(match.group(1))
+
+
+@contextlib.contextmanager
+def _reading_internals() -> Iterator[None]:
+    """Errors by which Python says that a name or a parameter does not exist become `UnsupportedTriton`.
+
+    An error in a kernel is not one of them: Triton raises a CompilationError.
+    """
+    try:
+        yield
+    except (AttributeError, ImportError, KeyError, TypeError) as error:
+        raise _unsupported(f"{type(error).__name__}: {error}") from error
+
+
+def _unsupported(difference: str) -> UnsupportedTriton:
+    lowest, tested = (".".join(map(str, version)) for version in (LOWEST_TRITON, TESTED_TRITON))
+    return UnsupportedTriton(
+        f"compiling for absent GPUs needs Triton {lowest} or later (tested up to {tested}), but this is "
+        f"Triton {triton.__version__} ({difference}); the operator itself does not need it"
+    )
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in triton.__version__.split(".")[:2])

@@ -125,7 +125,7 @@ def coordinate_kernel(
     out_ptr,  # (rows, D) contiguous, dtype of g
     product_ptr,  # (rows, D) fp32 scratch for g S; may be out_ptr when out is fp32
     partial_ptr,  # (column blocks, 2, rows) fp32 scratch
-    arrivals_ptr,  # (row blocks,) int32, zero before and after
+    arrivals_ptr,  # (row blocks,) int32, zero before
     energy_ptr,  # (rows,) fp32: E, NaN on labelled rows
     tau_ptr,  # (rows,) fp32: tau, NaN on labelled rows
     rows,
@@ -144,9 +144,10 @@ def coordinate_kernel(
     BLOCK_K: tl.constexpr,
     CHUNKS: tl.constexpr,
     AMD: tl.constexpr,
+    FIRST: tl.constexpr,  # row block of the first program
 ):
     column_block = tl.program_id(0)
-    group = tl.program_id(1)
+    group = FIRST + tl.program_id(1)
     # Not a constant: Triton unrolls a loop with a known bound, which costs registers.
     column_blocks = tl.num_programs(0)
     EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
@@ -262,7 +263,7 @@ def labelled_energy_kernel(
     sums_ptr,  # (2,) fp32: sum of E over labelled rows, their number
     partial_ptr,  # (column blocks, 2, rows) fp32 scratch
     group_sum_ptr,  # (row blocks,) fp32 scratch
-    arrivals_ptr,  # (row blocks + 1,) int32, zero before and after
+    arrivals_ptr,  # (1 + row blocks,) int32, zero before: all groups, then each
     rows,
     z_stride,
     momentum,
@@ -275,9 +276,10 @@ def labelled_energy_kernel(
     BLOCK_K: tl.constexpr,
     CHUNKS: tl.constexpr,
     AMD: tl.constexpr,
+    FIRST: tl.constexpr,
 ):
     column_block = tl.program_id(0)
-    group = tl.program_id(1)
+    group = FIRST + tl.program_id(1)
     # Not a constant: Triton unrolls a loop with a known bound, which costs registers.
     column_blocks = tl.num_programs(0)
     EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
@@ -311,12 +313,12 @@ def labelled_energy_kernel(
             tl.float32
         )
         _store_energy_shares(partial_ptr, b_z, a_zs, rank, valid, rows, column_block)
-        if _arrive(arrivals_ptr + group, AMD) == column_blocks - 1:
+        if _arrive(arrivals_ptr + 1 + group, AMD) == column_blocks - 1:
             energy = _energy_of_group(partial_ptr, rank, valid, rows, column_blocks)
             tl.store(group_sum_ptr + group, tl.sum(tl.where(valid, energy, 0.0), 0))
-            tl.store(arrivals_ptr + group, 0)
+            tl.store(arrivals_ptr + 1 + group, 0)
             groups = (labelled + BLOCK_M - 1) // BLOCK_M
-            all_groups = arrivals_ptr + tl.num_programs(1)
+            all_groups = arrivals_ptr
             if _arrive(all_groups, AMD) == groups - 1:
                 # The last group to arrive adds the sums of all groups, again in a fixed order.
                 total = 0.0

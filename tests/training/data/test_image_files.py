@@ -89,8 +89,10 @@ def test_faults_are_named_with_their_reason_and_modes_are_counted(tmp_path):
         "cut.jpg": jpeg[: len(jpeg) // 2],
         "trailing.jpg": good + b"\0\0",  # some cameras write more after the end
         "middle.png": bytearray(encoded(picture(size=(80, 80)), "PNG")),
+        "checksum.png": bytearray(encoded(picture(), "PNG")),
     }
     contents["middle.png"][900] ^= 255
+    contents["checksum.png"][-13] ^= 1  # the checksum of the pixels: PIL decodes them without a word
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     paths = [str(tmp_path / name) for name in [*contents, "absent.jpg"]]
@@ -102,8 +104,13 @@ def test_faults_are_named_with_their_reason_and_modes_are_counted(tmp_path):
         "absent.jpg": "No such file or directory",
     }
     assert found.unreadable[paths[4]].startswith("image file is truncated")
-    assert found.modes == {"RGB": 3, "L": 1}
-    assert os.path.basename([*inspect(paths, deep=True).unreadable][3]) == "middle.png"  # by its pixels only
+    assert found.modes == {"RGB": 4, "L": 1}
+    read_image(str(tmp_path / "checksum.png"))
+    more = inspect(paths, deep=True).unreadable
+    assert more.keys() - found.unreadable.keys() == {
+        str(tmp_path / "middle.png"),
+        str(tmp_path / "checksum.png"),
+    }
 
 
 @pytest.mark.parametrize("workers", [0, 1])

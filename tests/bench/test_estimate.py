@@ -22,7 +22,7 @@ def test_planted_classes_are_half_known_and_half_labelled():
 
 def test_a_row_has_the_k_of_every_seed():
     data = estimate.planted("few", 16, each=8, dim=8, spread=0.8, noise=0.5)
-    rows = [*estimate.rows_of(data, 2), *estimate.rows_of(data._replace(both=False), 1)]
+    rows = [*estimate.rows_of(data, 2), *estimate.rows_of(data._replace(large=True), 1)]
     assert [row["way"] for row in rows] == ["published", "here", "here"]
     for row in rows:
         options = {"published": row["way"] == "published"}

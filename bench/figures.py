@@ -174,22 +174,12 @@ def conceptor_section(results: Path) -> str:
     )
 
 
-def estimate_section(results: Path) -> str:
-    content = load(results / "estimate.json")
-    return _paragraphs(
-        f"Measured on {content['date']} on {_machine(content)}: one thread, CPU time of a search, median and "
-        "quartiles over the seeds.",
-        tables.estimate(content["estimate"]),
-    )
-
-
 SECTIONS = {
     "headline": headline_section,
     "operator": operator_section,
     "throughput": throughput_section,
     "overhead": overhead_section,
     "conceptor": conceptor_section,
-    "estimate": estimate_section,
 }
 
 

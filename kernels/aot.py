@@ -145,7 +145,7 @@ def compile_case(case: Case) -> Resources:
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
     """The kernel as a launch on that GPU would compile it."""
-    return triton.compile(source(case), target=target(case.arch), options=compile_options(case.tile))
+    return triton.compile(source(case), target=target(case.arch), options=options(case))
 
 
 def target(arch: str) -> GPUTarget:
@@ -171,45 +171,40 @@ def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64
 
 
 def source(case: Case) -> ASTSource:
-    """The kernel with the argument types of a real launch.
+    """The kernel with the types, constants and attributes (alignment) that Triton gives a launch of the case.
 
-    Pointers are aligned, row strides are divisible by 16 if D is, and on AMD pointers span less than 2 GB
-    (except with `far_rows`).
+    The launch is that of `launch`, with tensors that have no memory.
     """
-    kernel = getattr(fused, f"{case.kernel}_kernel")
-    dtype, hip = DTYPES[case.dtype], case.arch.startswith("gfx")
-    matrix = next(name for name in DTYPES if DTYPES[name] == operand_dtype(dtype, case.precision))
-    order = "*i64" if case.rows > SCAN_LIMIT else None
-    types: dict[str, str | None] = {
-        **dict.fromkeys(("g_ptr", "z_ptr", "out_ptr"), f"*{case.dtype}"),
-        "z_ref_ptr": "*fp32" if case.wide_ref else f"*{case.dtype}",
-        "matrix_ptr": f"*{matrix}",
-        "mask_ptr": "*u8",
-        "order_ptr": order,
-        "unlabelled_ptr": order,
-        "arrivals_ptr": "*i32",
-        "count_ptr": "*fp32" if case.count else None,
-        **dict.fromkeys(("rows", "g_stride", "z_stride", "z_ref_stride"), "i32"),
-        **dict.fromkeys(("lambda_a", "lambda_p", "momentum"), "fp32"),
-    }
-    shared = constants(case.tile, case.rows, dtype, case.precision, amd=hip)
-    fixed = {"D": case.dim, "MEAN": True, "UNIFORM": case.tau == "uniform", "UPDATE": True, **shared}
-    signature: dict[str, str] = {}
-    constexprs: dict[tuple[int], Any] = {}
-    attributes: dict[tuple[int], list[list[object]]] = {}
-    for position, name in enumerate(kernel.arg_names):
-        type_name = types.get(name, "*fp32")
-        if name in fixed or type_name is None:
-            signature[name] = "constexpr"
-            constexprs[(position,)] = fixed.get(name)
-            continue
-        signature[name] = type_name
-        pointer = type_name.startswith("*")
-        if pointer or (name.endswith("stride") and case.dim % 16 == 0):
-            attributes[(position,)] = [["tt.divisibility", 16]]
-        if pointer and hip and not (case.far_rows and name in ("g_ptr", "z_ptr", "z_ref_ptr")):
-            attributes[(position,)] += [["tt.pointer_range", 32]]
-    return ASTSource(kernel, signature, constexprs, attributes)
+    launched = launch_of(case)
+    backend = make_backend(target(case.arch))
+    kernel = launched.kernel
+    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    arguments = launched.arguments
+    _, signature, constants, attributes = kernel._pack_args(backend, arguments, *bind(**arguments))
+    return ASTSource(kernel, signature, constants, attributes)
+
+
+def launch_of(case: Case) -> Launch:
+    """The launch of a case, on tensors that have no memory."""
+
+    def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    dtype = DTYPES[case.dtype]
+    # More than 2 GB between the first and the last row: a slice of wider rows.
+    width = max(case.dim, (2 << 30) // case.rows // dtype.itemsize * 2) if case.far_rows else case.dim
+    z = empty(case.rows, width, dtype=dtype)[:, : case.dim]
+    z_ref = z.float() if case.wide_ref else z
+    mask, one = empty(case.rows, dtype=torch.bool), empty()
+    inputs = Inputs(z, z_ref, mask, empty(case.dim, case.dim), one, one, one if case.count else None)
+    settings = Coordination(tau=case.tau)
+    if case.kernel == "labelled_energy":
+        launches = labelled_energy_launches(
+            inputs, 0.9, case.precision, update=True, tile=case.tile, arch=case.arch
+        )
+    else:
+        launches = coordinate_launches(z, inputs, settings, case.precision, case.tile, case.arch)
+    return launches[0 if case.kernel == "compaction" else -1]
 
 
 def as_record(case: Case, resources: Resources) -> dict[str, Any]:

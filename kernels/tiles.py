@@ -13,13 +13,17 @@ import torch
 
 
 class Tile(NamedTuple):
-    """block_m rows x block_n columns of S per program, block_k of the inner dimension at a time."""
+    """block_m rows x block_n columns of S per program, block_k of the inner dimension at a time.
+
+    With `triangle` the energy comes from a triangle of S.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     warps: int
     stages: int
+    triangle: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,7 @@ FAMILY = {
 }
 
 ANY = 1 << 31
-SCAN_LIMIT = 4096  # up to here every program finds its rows itself; for more, they are sorted first
+SCAN_LIMIT = 512  # up to here every program finds its rows itself; for more, a kernel lists them first
 # Few rows: small blocks, because the number of programs, not their efficiency, limits the speed (256 rows of
 # which half are unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads
 # all of S once. The warps are those with which ptxas does not spill at the gate's D. 4 warps spill in blocks
@@ -113,11 +117,6 @@ def pick(
     tile = next(e for e in entries if rows <= e.max_rows and dim <= e.max_dim).tile(dtype)
     even = dim % tile.block_n == 0 and dim % tile.block_k == 0 and z_ref_dtype in (None, dtype)
     return tile if even else SMALL.tile(dtype)
-
-
-def chunks(rows: int) -> int:
-    """The number of chunks of 64 rows that the kernels scan, a power of two; not used beyond SCAN_LIMIT."""
-    return 1 << max(0, -(-min(rows, SCAN_LIMIT) // 64) - 1).bit_length()
 
 
 def architecture(device: torch.device) -> str:

@@ -2,7 +2,8 @@
 
 Nothing here measures speed: registers, spills and shared memory are read from the compiled code, and blocks
 per SM follow from them. A kernel fails the gate on spill stores or loads (as ptxas counts them), on fp64
-instructions, or on more shared memory than a block may have.
+instructions, on more shared memory than a block may have, or on more products in a step of its inner loop than
+the formulas need.
 """
 
 from __future__ import annotations
@@ -10,23 +11,25 @@ from __future__ import annotations
 import contextlib
 import io
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import triton
+from torch import Tensor
 from triton import knobs
 from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
+from triton.compiler import ASTSource, make_backend
+from triton.runtime.jit import create_function_from_signature
 
-from . import fused
-from .launch import compile_options, constants, operand_dtype
-from .records import Precision, Tau
+from .assembly import Loop, product_loops
+from .launch import Launch, coordinate_launches, labelled_energy_launches, operand_dtype
+from .records import Coordination, Inputs, Precision, Tau
 from .tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, pick
 
-KERNELS = ("coordinate", "labelled_energy")
+KERNELS = ("coordinate", "labelled_energy")  # and "compaction"
 TF32: tuple[Precision, ...] = ("tf32x3", "tf32")  # on NVIDIA's tensor cores only
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -94,7 +97,42 @@ class Resources:
     shared: int
     fp64: int
     blocks_per_sm: int
+    loops: tuple[Loop, ...]  # over the inner dimension, in the order of `steps`
     problems: tuple[str, ...]
+
+
+class Step(NamedTuple):
+    """One step of BLOCK_K in a loop of a kernel, by the formulas."""
+
+    multiply_adds: int  # of a block
+    loaded: int  # bytes that a block loads
+    times: int  # steps of the column block that has the most
+
+
+def steps(case: Case) -> tuple[Step, ...]:
+    """The loops of a kernel: z S and g S together, then g S alone (see `fused._products`)."""
+    tile = case.tile
+    if case.kernel == "compaction":
+        return ()
+    operand = DTYPES[case.dtype]
+    matrix = operand_dtype(operand, case.precision)
+
+    def step(factors: int, inner: int) -> Step:
+        volume = tile.block_m * tile.block_n * tile.block_k
+        loaded = factors * tile.block_m * operand.itemsize + tile.block_n * matrix.itemsize
+        products = 3 if case.precision == "tf32x3" else 1  # large x large, large x small, small x large
+        return Step(factors * products * volume, tile.block_k * loaded, inner // tile.block_k)
+
+    unit = max(tile.block_n, tile.block_k)
+    units = -(-case.dim // unit)
+    both = units // 2 + 1  # z S down to the diagonal block, in the column blocks that have the most
+    if case.kernel == "labelled_energy":
+        return (step(1, both * unit),)
+    if case.tau == "uniform":
+        return (step(1, units * unit),)
+    if tile.triangle:
+        return step(2, both * unit), step(1, (units - both) * unit)
+    return (step(2, units * unit),)
 
 
 def cases(*, subset: bool = False) -> Iterator[Case]:
@@ -140,19 +178,23 @@ def compile_case(case: Case) -> Resources:
         stores = _number(r"(\d+) bytes spill stores", report)
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
-    return judge(case, registers, stores, loads, shared, fp64)
+    loops = product_loops(compiled.asm, compiled.metadata.num_warps)
+    return judge(case, registers, stores, loads, shared, fp64, loops)
 
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
     """The kernel as a launch on that GPU would compile it."""
-    return triton.compile(source(case), target=target(case.arch), options=options(case))
+    what, options = source(case)
+    return triton.compile(what, target=target(case.arch), options=options)
 
 
 def target(arch: str) -> GPUTarget:
     return GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
 
 
-def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64: int) -> Resources:
+def judge(
+    case: Case, registers: int, stores: int, loads: int, shared: int, fp64: int, loops: Sequence[Loop]
+) -> Resources:
     """The gate: the problems of a compiled kernel, and how many of its blocks an SM holds."""
     limits = LIMITS[case.arch]
     problems = []
@@ -162,16 +204,24 @@ def judge(case: Case, registers: int, stores: int, loads: int, shared: int, fp64
         problems.append(f"{fp64} fp64 instructions")
     if shared > limits.shared_per_block:
         problems.append(f"shared memory {shared} bytes > {limits.shared_per_block}")
+    expected = steps(case)
+    if len(loops) != len(expected):
+        problems.append(f"{len(loops)} loops of products instead of {len(expected)}")
+    for loop, step in zip(loops, expected):
+        # LLVM unrolls loops on AMD: a pass that loads the operands of n steps may do the products of n.
+        passed = step.multiply_adds * (1 if loop.loaded is None else loop.loaded / step.loaded)
+        if loop.multiply_adds != passed:
+            problems.append(f"{loop.multiply_adds / passed:g} times the products of a step")
     warps = case.tile.warps
     per_warp = -(-registers * limits.lanes // limits.register_group) * limits.register_group
     by_registers = SCHEDULERS * (limits.registers // SCHEDULERS // per_warp) // warps
     by_shared = limits.shared // (shared + limits.reserved) if shared else limits.blocks
     blocks = min(by_registers, by_shared, limits.warps // warps, limits.blocks)
-    return Resources(registers, stores, loads, shared, fp64, blocks, tuple(problems))
+    return Resources(registers, stores, loads, shared, fp64, blocks, tuple(loops), tuple(problems))
 
 
-def source(case: Case) -> ASTSource:
-    """The kernel with the types, constants and attributes (alignment) that Triton gives a launch of the case.
+def source(case: Case) -> tuple[ASTSource, dict[str, Any]]:
+    """What Triton compiles for a launch of the case: types, constants, attributes (alignment) and options.
 
     The launch is that of `launch`, with tensors that have no memory.
     """
@@ -180,8 +230,8 @@ def source(case: Case) -> ASTSource:
     kernel = launched.kernel
     bind = create_function_from_signature(kernel.signature, kernel.params, backend)
     arguments = launched.arguments
-    _, signature, constants, attributes = kernel._pack_args(backend, arguments, *bind(**arguments))
-    return ASTSource(kernel, signature, constants, attributes)
+    options, *parts = kernel._pack_args(backend, arguments, *bind(**arguments))
+    return ASTSource(kernel, *parts), vars(options)
 
 
 def launch_of(case: Case) -> Launch:
@@ -210,6 +260,7 @@ def launch_of(case: Case) -> Launch:
 def as_record(case: Case, resources: Resources) -> dict[str, Any]:
     """One JSON object per compilation, for results files and models of GPU time."""
     record = asdict(case) | asdict(resources)
+    record["loops"] = [loop._asdict() | step._asdict() for loop, step in zip(resources.loops, steps(case))]
     del record["tile"]
     return record | case.tile._asdict()
 

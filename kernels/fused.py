@@ -30,7 +30,7 @@ KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
 SCAN_LIMIT = tl.constexpr(tiles.SCAN_LIMIT)
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["mask_ptr"])
+@triton.jit(do_not_specialize=["rows"])
 def compaction_kernel(
     mask_ptr,  # (rows,) uint8, 1 = labelled
     order_ptr,  # (rows + 1,) int32: the rows of one kind in ascending order; their number at the end
@@ -85,10 +85,13 @@ def _group_of_rows(mask_ptr, order_ptr, rows, group, LABELLED: tl.constexpr, BLO
 
 @triton.jit
 def _products(
-    g_rows,  # pointers to the first element of each row, (BLOCK_M, 1); None: no g S
-    z_rows,  # the same of z; None: no z S
-    s_columns,  # pointers to row 0 of each column of S, (1, BLOCK_N)
-    m_cols,
+    g_ptr,  # None: no g S
+    z_ptr,  # None: no z S
+    g_stride,
+    z_stride,
+    matrix_ptr,
+    row,
+    cols,
     column_block,
     D: tl.constexpr,
     DOT: tl.constexpr,
@@ -100,20 +103,20 @@ def _products(
 ):
     """g S in one column block, and a product for which z . product is this block's share of z S z^T.
 
-    That is z S or, with TRIANGLE, a half of it: S is symmetric, so its block in row i and column j
-    contributes as much as that in row j and column i, and one of the two is enough, doubled. Column block j
-    takes the blocks above its diagonal block up to half way round (row -1 is the last one), so that every
-    program has the same work: with n blocks (n - 1) / 2 of them, and if n is even one more for the second half
-    of the column blocks.
+    That is z S or, with TRIANGLE, half of it: S is symmetric, so its block in row i and column j contributes
+    as much as that in row j and column i, and one of the two is enough, doubled. Column block j takes the
+    blocks above its diagonal block up to half way round (the last one is above the first), so that the work of
+    all programs is the same: of n blocks (n - 1) / 2 above the diagonal and, if n is even, one more for every
+    second of them.
     """
     a_gs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     a_zs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-    # The bounds of the loops are not constants: ptxas unrolls a loop of known length fully, into 27 KB of code
-    # that every block runs through once, and takes other registers for every D.
+    # The bounds of the loops are not constants: ptxas unrolls a loop of known length fully (27 KB of code at
+    # D = 768, which every program runs through once) and needs different registers for every D.
     UNIT: tl.constexpr = BLOCK_N if BLOCK_N > BLOCK_K else BLOCK_K
     units = tl.cdiv(tl.num_programs(0) * BLOCK_N, UNIT)
     length = units * UNIT
-    if TRIANGLE and z_rows is not None:
+    if TRIANGLE and z_ptr is not None:
         mine = column_block * BLOCK_N // UNIT
         above = (units - 1) // 2 + ((units % 2 == 0) & (mine >= units // 2)).to(tl.int32)
         first = (mine - above + tl.where(mine < above, units, 0)) * UNIT
@@ -122,55 +125,51 @@ def _products(
             k = first + step
             k -= tl.where(k >= length, length, 0)
             a_zs *= tl.where(step == diagonal, 2.0, 1.0)
-            a_gs, a_zs = _add_products(
-                g_rows, z_rows, s_columns, m_cols, k, a_gs, a_zs, D, DOT, PRECISION, BLOCK_N, BLOCK_K
-            )
-        if g_rows is not None:
+            b_s = _block_of_matrix(matrix_ptr, k, cols, D, BLOCK_N, BLOCK_K).to(DOT)
+            if g_ptr is not None:
+                b_g = _block_of_rows(g_ptr, row, g_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+                a_gs = tl.dot(b_g, b_s, a_gs, input_precision=PRECISION)
+            b_z = _block_of_rows(z_ptr, row, z_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+            a_zs = tl.dot(b_z, b_s, a_zs, input_precision=PRECISION)
+        if g_ptr is not None:
             for step in range(diagonal + UNIT, length, BLOCK_K):
                 k = first + step
                 k -= tl.where(k >= length, length, 0)
-                a_gs, _ = _add_products(
-                    g_rows, None, s_columns, m_cols, k, a_gs, a_zs, D, DOT, PRECISION, BLOCK_N, BLOCK_K
-                )
+                b_s = _block_of_matrix(matrix_ptr, k, cols, D, BLOCK_N, BLOCK_K).to(DOT)
+                b_g = _block_of_rows(g_ptr, row, g_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+                a_gs = tl.dot(b_g, b_s, a_gs, input_precision=PRECISION)
     else:
         for k in range(0, length, BLOCK_K):
-            a_gs, a_zs = _add_products(
-                g_rows, z_rows, s_columns, m_cols, k, a_gs, a_zs, D, DOT, PRECISION, BLOCK_N, BLOCK_K
-            )
+            b_s = _block_of_matrix(matrix_ptr, k, cols, D, BLOCK_N, BLOCK_K).to(DOT)
+            if g_ptr is not None:
+                b_g = _block_of_rows(g_ptr, row, g_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+                a_gs = tl.dot(b_g, b_s, a_gs, input_precision=PRECISION)
+            if z_ptr is not None:
+                b_z = _block_of_rows(z_ptr, row, z_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+                a_zs = tl.dot(b_z, b_s, a_zs, input_precision=PRECISION)
     return a_gs, a_zs
 
 
 @triton.jit
-def _add_products(
-    g_rows,
-    z_rows,
-    s_columns,
-    m_cols,
-    k,
-    a_gs,
-    a_zs,
-    D: tl.constexpr,
-    DOT: tl.constexpr,
-    PRECISION: tl.constexpr,
-    BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr,
-):
-    """a_gs and a_zs plus the products over inner columns k to k + BLOCK_K."""
-    EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
+def _block_of_rows(x_ptr, row, stride, k, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Columns k to k + BLOCK_K of some rows; zero beyond D."""
     inner = k + tl.arange(0, BLOCK_K)
-    m_inner = inner < D
-    p_s = s_columns + inner[:, None].to(tl.int64) * D
-    b_s = tl.load(p_s) if EVEN else tl.load(p_s, mask=m_inner[:, None] & m_cols[None, :], other=0.0)
-    b_s = b_s.to(DOT)
-    if g_rows is not None:
-        p_g = g_rows + inner[None, :]
-        b_g = tl.load(p_g) if EVEN else tl.load(p_g, mask=m_inner[None, :], other=0.0)
-        a_gs = tl.dot(b_g.to(DOT), b_s, a_gs, input_precision=PRECISION)
-    if z_rows is not None:
-        p_z = z_rows + inner[None, :]
-        b_z = tl.load(p_z) if EVEN else tl.load(p_z, mask=m_inner[None, :], other=0.0)
-        a_zs = tl.dot(b_z.to(DOT), b_s, a_zs, input_precision=PRECISION)
-    return a_gs, a_zs
+    pointers = x_ptr + (row[:, None] * stride + inner[None, :])
+    if D % BLOCK_N == 0 and D % BLOCK_K == 0:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=(inner < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _block_of_matrix(matrix_ptr, k, cols, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Rows k to k + BLOCK_K of S in some columns; zero beyond D."""
+    inner = k + tl.arange(0, BLOCK_K)
+    pointers = matrix_ptr + inner[:, None].to(tl.int64) * D + cols[None, :]
+    if D % BLOCK_N == 0 and D % BLOCK_K == 0:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=(inner < D)[:, None] & (cols < D)[None, :], other=0.0)
 
 
 @triton.jit
@@ -219,7 +218,7 @@ def _arrive(counter_ptr, AMD: tl.constexpr):
 
 @triton.jit(
     do_not_specialize=["rows"],
-    do_not_specialize_on_alignment=["mask_ptr", "energy_ref_ptr", "scale_ptr", "count_ptr"],
+    do_not_specialize_on_alignment=["energy_ref_ptr", "scale_ptr", "count_ptr"],
 )
 def coordinate_kernel(
     g_ptr,  # (rows, D), row stride g_stride
@@ -294,10 +293,13 @@ def coordinate_kernel(
         rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
         m_block = valid[:, None] & m_cols[None, :]
         a_gs, a_zs = _products(
-            g_ptr + safe[:, None] * g_stride,
-            None if UNIFORM else z_ptr + safe[:, None] * z_stride,
-            matrix_ptr + cols[None, :],
-            m_cols,
+            g_ptr,
+            None if UNIFORM else z_ptr,
+            g_stride,
+            z_stride,
+            matrix_ptr,
+            safe,
+            cols,
             column_block,
             D,
             DOT,
@@ -351,7 +353,7 @@ def coordinate_kernel(
                 tl.store(tau_ptr + safe, tau, mask=valid)
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["mask_ptr", "energy_ref_ptr"])
+@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["energy_ref_ptr"])
 def labelled_energy_kernel(
     z_ptr,  # (rows, D), row stride z_stride
     mask_ptr,  # (rows,) uint8, 1 = labelled
@@ -393,9 +395,12 @@ def labelled_energy_kernel(
         rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
         _, a_zs = _products(
             None,
-            z_ptr + safe[:, None] * z_stride,
-            matrix_ptr + cols[None, :],
-            m_cols,
+            z_ptr,
+            None,
+            z_stride,
+            matrix_ptr,
+            safe,
+            cols,
             column_block,
             D,
             DOT,

@@ -217,7 +217,7 @@ def _arrive(counter_ptr, AMD: tl.constexpr):
 
 
 @triton.jit(
-    do_not_specialize=["rows"],
+    do_not_specialize=["rows", "first"],
     do_not_specialize_on_alignment=["energy_ref_ptr", "scale_ptr", "count_ptr"],
 )
 def coordinate_kernel(
@@ -233,10 +233,11 @@ def coordinate_kernel(
     out_ptr,  # (rows, D) contiguous, dtype of g
     product_ptr,  # (rows, D) fp32 scratch for g S; may be out_ptr when out is fp32
     partial_ptr,  # (column blocks, 2, rows) fp32 scratch
-    arrivals_ptr,  # (row blocks,) int32, zero
+    arrivals_ptr,  # (row blocks,) int32, zero before
     energy_ptr,  # (rows,) fp32: E, NaN on labelled rows
     tau_ptr,  # (rows,) fp32: tau, NaN on labelled rows
     rows,
+    first,  # row block of the first program
     g_stride,
     z_stride,
     z_ref_stride,
@@ -255,7 +256,7 @@ def coordinate_kernel(
     AMD: tl.constexpr,
 ):
     column_block = tl.program_id(0)
-    group = tl.program_id(1)
+    group = first + tl.program_id(1)
     column_blocks = tl.num_programs(0)
     index, unlabelled = _group_of_rows(mask_ptr, order_ptr, rows, group, False, BLOCK_M)
     cols = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -353,7 +354,7 @@ def coordinate_kernel(
                 tl.store(tau_ptr + safe, tau, mask=valid)
 
 
-@triton.jit(do_not_specialize=["rows"], do_not_specialize_on_alignment=["energy_ref_ptr"])
+@triton.jit(do_not_specialize=["rows", "first"], do_not_specialize_on_alignment=["energy_ref_ptr"])
 def labelled_energy_kernel(
     z_ptr,  # (rows, D), row stride z_stride
     mask_ptr,  # (rows,) uint8, 1 = labelled
@@ -364,8 +365,9 @@ def labelled_energy_kernel(
     sums_ptr,  # (2,) fp32: sum of E over labelled rows, their number
     partial_ptr,  # (column blocks, 2, rows) fp32 scratch
     group_sum_ptr,  # (row blocks,) fp32 scratch
-    arrivals_ptr,  # (row blocks + 1,) int32, zero
+    arrivals_ptr,  # (1 + row blocks,) int32, zero before: all groups, then each
     rows,
+    first,  # row block of the first program
     z_stride,
     momentum,
     D: tl.constexpr,
@@ -378,7 +380,7 @@ def labelled_energy_kernel(
     AMD: tl.constexpr,
 ):
     column_block = tl.program_id(0)
-    group = tl.program_id(1)
+    group = first + tl.program_id(1)
     column_blocks = tl.num_programs(0)
     index, labelled = _group_of_rows(mask_ptr, order_ptr, rows, group, True, BLOCK_M)
     cols = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
@@ -415,12 +417,11 @@ def labelled_energy_kernel(
             tl.float32
         )
         _store_energy_shares(partial_ptr, b_z, a_zs, rank, valid, rows, column_block)
-        if _arrive(arrivals_ptr + group, AMD) == column_blocks - 1:
+        if _arrive(arrivals_ptr + 1 + group, AMD) == column_blocks - 1:
             energy = _energy_of_group(partial_ptr, rank, valid, rows, column_blocks)
             tl.store(group_sum_ptr + group, tl.sum(tl.where(valid, energy, 0.0), 0))
             groups = (labelled + BLOCK_M - 1) // BLOCK_M
-            all_groups = arrivals_ptr + tl.num_programs(1)
-            if _arrive(all_groups, AMD) == groups - 1:
+            if _arrive(arrivals_ptr, AMD) == groups - 1:
                 # The last group to arrive adds the sums of all groups, again in a fixed order.
                 total = 0.0
                 for start in range(0, groups, BLOCK_N):

@@ -7,7 +7,7 @@ interpreter (TRITON_INTERPRET=1 set before the first import).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import torch
@@ -15,11 +15,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .copies import as_dtype
 from .fused import compaction_kernel, coordinate_kernel, labelled_energy_kernel
 from .records import Coordinated, Coordination, Inputs, Precision
 from .tiles import SCAN_LIMIT, TABLE, Tile, architecture, pick
 
+GRID_LIMIT = 65535  # programs along the second axis of a CUDA grid
 INTERPRETED = not isinstance(coordinate_kernel, triton.runtime.JITFunction)
 TRITON_DTYPE = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 # Rows of a block of the compaction kernel. A block counts the rows before its own in steps of this many.
@@ -75,7 +75,7 @@ def coordinate_launches(
     rows, dim = g.shape
     g, z = _with_unit_columns(g), _with_unit_columns(inputs.z)
     z_ref = None if inputs.z_ref is None else _with_unit_columns(inputs.z_ref)
-    plan = _Plan(z, inputs.matrix, precision, tile, arch, None if z_ref is None else z_ref.dtype)
+    plan = _Plan(z, inputs, precision, tile, arch, None if z_ref is None else z_ref.dtype)
     out = torch.empty((rows, dim), dtype=g.dtype, device=g.device)
     order, launches = plan.compaction(inputs.mask, labelled=False)
     arguments = {
@@ -108,9 +108,8 @@ def coordinate_launches(
         "TRIANGLE": plan.tile.triangle,
         # 32 elements of a thread at a time: 256 columns of 16 rows with 4 warps.
         "TAIL": 1024 * plan.tile.warps // plan.tile.block_m,
-        **plan.options,
     }
-    return [*launches, Launch(coordinate_kernel, plan.grid, arguments)]
+    return [*launches, *plan.launches(coordinate_kernel, arguments)]
 
 
 def labelled_energy_launches(
@@ -124,7 +123,7 @@ def labelled_energy_launches(
 ) -> list[Launch]:
     """The launches of `labelled_energy`, as in `coordinate_launches`."""
     z = _with_unit_columns(inputs.z)
-    plan = _Plan(z, inputs.matrix, precision, tile, arch)
+    plan = _Plan(z, inputs, precision, tile, arch)
     order, launches = plan.compaction(inputs.mask, labelled=True)
     arguments = {
         "z_ptr": z,
@@ -135,16 +134,15 @@ def labelled_energy_launches(
         "used_ptr": torch.empty((), dtype=torch.float32, device=z.device),
         "sums_ptr": torch.empty(2, dtype=torch.float32, device=z.device),
         "partial_ptr": plan.partial(),
-        "group_sum_ptr": torch.empty(plan.grid[1], dtype=torch.float32, device=z.device),
+        "group_sum_ptr": torch.empty(plan.row_blocks, dtype=torch.float32, device=z.device),
         "arrivals_ptr": plan.arrivals(),
         "rows": z.shape[0],
         "z_stride": z.stride(0),
         "momentum": momentum,
         "D": z.shape[1],
         "UPDATE": update,
-        **plan.options,
     }
-    return [*launches, Launch(labelled_energy_kernel, plan.grid, arguments)]
+    return [*launches, *plan.launches(labelled_energy_kernel, arguments)]
 
 
 def warmup(
@@ -191,13 +189,23 @@ def operand_dtype(dtype: torch.dtype, precision: Precision) -> torch.dtype:
     return torch.float32 if precision == "high" else dtype
 
 
+def effective(precision: Precision, dtype: torch.dtype) -> Precision:
+    """The precision of a launch: "auto" for fp32 features follows torch's setting for fp32 products on GPUs.
+
+    torch.set_float32_matmul_precision("high" or "medium") and torch.backends.cuda.matmul both set it.
+    """
+    if precision == "auto" and dtype == torch.float32 and torch.version.hip is None:
+        return "tf32" if torch.backends.cuda.matmul.fp32_precision == "tf32" else "auto"
+    return precision
+
+
 class _Plan:
     """The tile, the grid and the options of a launch for z, with the matrix in the dtype of the products."""
 
     def __init__(
         self,
         z: Tensor,
-        matrix: Tensor,
+        inputs: Inputs,
         precision: Precision,
         tile: Tile | None,
         arch: str | None,
@@ -206,10 +214,12 @@ class _Plan:
         self.rows, self.dim = z.shape
         self.device = z.device
         arch = arch or architecture(z.device)
+        precision = effective(precision, z.dtype)
         self.tile = tile or pick(arch, self.rows, self.dim, z.dtype, precision, z_ref_dtype)
         dtype = operand_dtype(z.dtype, precision)
-        self.matrix = as_dtype(matrix, dtype).contiguous()
-        self.grid = (triton.cdiv(self.dim, self.tile.block_n), triton.cdiv(self.rows, self.tile.block_m))
+        self.matrix = _operand(inputs, dtype)
+        self.column_blocks = triton.cdiv(self.dim, self.tile.block_n)
+        self.row_blocks = triton.cdiv(self.rows, self.tile.block_m)
         self.options = {
             # The interpreter cannot multiply bf16: every operand is widened at load, which is exact.
             "DOT": tl.float32 if INTERPRETED else TRITON_DTYPE[dtype],
@@ -220,6 +230,12 @@ class _Plan:
             "AMD": arch.startswith("gfx"),
             **compile_options(self.tile.warps, self.tile.stages),
         }
+
+    def launches(self, kernel: Any, arguments: dict[str, Any]) -> Iterator[Launch]:
+        """Over all row blocks: one, unless they are more than a grid holds."""
+        for first in range(0, self.row_blocks, GRID_LIMIT):
+            grid = (self.column_blocks, min(self.row_blocks - first, GRID_LIMIT))
+            yield Launch(kernel, grid, {**arguments, "first": first, **self.options})
 
     def compaction(self, mask: Tensor, *, labelled: bool) -> tuple[Tensor | None, list[Launch]]:
         """The list of the rows of one kind and the launch that fills it; none up to SCAN_LIMIT rows."""
@@ -238,15 +254,15 @@ class _Plan:
 
     def partial(self) -> Tensor:
         """Scratch for the shares of z S z^T and |z|^2."""
-        return torch.empty((self.grid[0], 2, self.rows), dtype=torch.float32, device=self.device)
+        return torch.empty((self.column_blocks, 2, self.rows), dtype=torch.float32, device=self.device)
 
     def arrivals(self) -> Tensor:
-        """Zeroed arrival counters, one of each row block and one of all.
+        """Zeroed arrival counters, one of all row blocks and one of each.
 
         They are made for each call. Counters that are kept would outlive a call, which CUDA-graph trees
         refuse, and a launch that dies would leave wrong ones for the next.
         """
-        return torch.zeros(self.grid[1] + 1, dtype=torch.int32, device=self.device)
+        return torch.zeros(1 + self.row_blocks, dtype=torch.int32, device=self.device)
 
 
 def compile_options(warps: int, stages: int) -> dict[str, Any]:
@@ -273,3 +289,9 @@ def _as_bytes(mask: Tensor) -> Tensor:
 def _with_unit_columns(x: Tensor) -> Tensor:
     """x, or a contiguous copy: rows may be strided (a slice of a wider tensor), but not columns."""
     return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
+
+
+def _operand(inputs: Inputs, dtype: torch.dtype) -> Tensor:
+    """S in the dtype of the products: the caller's 16-bit copy, or a cast that lives as long as the call."""
+    half = inputs.half
+    return (half if half is not None and half.dtype == dtype else inputs.matrix.to(dtype)).contiguous()

@@ -48,7 +48,7 @@ class Entry:
 
 
 # Architectures of a family have similar shared memory per SM, and so the same tiles: 164-228 KB (wide),
-# 100 KB (narrow), 64 KB of LDS (cdna).
+# 100 KB (narrow), 64 KB of LDS (cdna). These are compiled by the gate; `family` places the others.
 FAMILY = {
     "sm_80": "wide",
     "sm_90": "wide",
@@ -58,6 +58,23 @@ FAMILY = {
     "sm_120": "narrow",
     "gfx942": "cdna",
 }
+
+
+def family(arch: str) -> str:
+    """The family of an architecture: that of the known ones of its major version.
+
+    sm_87 has the shared memory of sm_80. An unknown major version gets the smaller tiles, which fit anywhere.
+
+    >>> [family(arch) for arch in ("sm_87", "sm_103", "sm_121", "gfx950", "sm_200")]
+    ['wide', 'wide', 'narrow', 'cdna', 'narrow']
+    """
+    if arch in FAMILY:
+        return FAMILY[arch]
+    if arch.startswith("gfx"):
+        return "cdna"
+    wide = arch == "sm_87" or arch[:-1] in ("sm_9", "sm_10", "sm_11")
+    return "wide" if wide else "narrow"
+
 
 ANY = 1 << 31
 SCAN_LIMIT = 512  # up to here every program finds its rows itself; for more, a kernel lists them first
@@ -102,8 +119,7 @@ def pick(
 ) -> Tile:
     """The tile of the first entry of the architecture's family that covers the shape.
 
-    An unknown NVIDIA architecture gets the tiles of "narrow", an unknown AMD one those of "cdna". `dtype` is
-    the dtype of z, `z_ref_dtype` that of z_ref (None: no anchor), and `precision` is as in `eagc_op`.
+    `dtype` is the dtype of z, `z_ref_dtype` that of z_ref (None: no anchor), `precision` as in `eagc_op`.
 
     >>> pick("sm_80", 256, 768, torch.float32)
     Tile(block_m=16, block_n=64, block_k=32, warps=4, stages=4)
@@ -112,8 +128,7 @@ def pick(
         return WIDENED.tile(torch.float32)
     if precision == "tf32x3":
         return SMALL.tile(dtype)
-    family = FAMILY.get(arch, "cdna" if arch.startswith("gfx") else "narrow")
-    entries = (e for e in TABLE if e.family == family and e.dtype in (None, dtype))
+    entries = (e for e in TABLE if e.family == family(arch) and e.dtype in (None, dtype))
     tile = next(e for e in entries if rows <= e.max_rows and dim <= e.max_dim).tile(dtype)
     even = dim % tile.block_n == 0 and dim % tile.block_k == 0 and z_ref_dtype in (None, dtype)
     return tile if even else SMALL.tile(dtype)

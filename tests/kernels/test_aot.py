@@ -76,7 +76,6 @@ def launched(arch, monkeypatch):
 
     monkeypatch.setattr(torch.version, "hip", "7.0" if arch.startswith("gfx") else None)
     monkeypatch.setattr(launch, "architecture", lambda device: arch)
-    monkeypatch.setattr(launch, "_counters", {})
     for kernel in aot.KERNELS:
         monkeypatch.setattr(launch, f"{kernel}_kernel", Kernel())
 

@@ -27,7 +27,7 @@ from triton.runtime.jit import create_function_from_signature
 from .assembly import Loop, product_loops
 from .launch import Launch, coordinate_launches, labelled_energy_launches, operand_dtype
 from .records import Coordination, Inputs, Precision, Tau
-from .tiles import FAMILY, SCAN_LIMIT, TABLE, Tile, pick
+from .tiles import SCAN_LIMIT, Tile, pick
 
 KERNELS = ("coordinate", "labelled_energy")  # and "compaction"
 TF32: tuple[Precision, ...] = ("tf32x3", "tf32")  # on NVIDIA's tensor cores only
@@ -136,17 +136,15 @@ def steps(case: Case) -> tuple[Step, ...]:
 
 
 def cases(*, subset: bool = False) -> Iterator[Case]:
-    """Every table entry x dtype x architecture x kernel, then uneven D, options and precisions.
+    """Every table entry x dtype x architecture, then uneven D, options and precisions.
 
-    `subset` keeps the cases that a quick test run can afford: for each architecture the first entry that
-    serves D >= 768, in one dtype.
+    `subset` keeps the cases that a quick test run can afford: the paper's batch for each architecture, in one
+    dtype.
     """
     if subset:
         for arch, dtype in zip(LIMITS, ("fp32", "bf16", "fp16", "bf16", "fp32", "bf16")):
             yield next(
-                c
-                for c in cases()
-                if (c.kernel, c.arch, c.dtype) == ("coordinate", arch, dtype) and c.dim >= 768
+                c for c in cases() if (c.kernel, c.arch, c.dtype, c.dim) == ("coordinate", arch, dtype, 768)
             )
         return
     yield from dict.fromkeys(case for arch in LIMITS for case in _cases_of(arch))
@@ -265,44 +263,45 @@ def as_record(case: Case, resources: Resources) -> dict[str, Any]:
     return record | case.tile._asdict()
 
 
+# Rows and D of the plain cases: every entry of the table, on both sides of SCAN_LIMIT where an entry serves
+# both, at the paper's D and at the largest; and a D that only the smaller tiles divide.
+SHAPES = ((512, 384), (256, 768), (512, 4096), (2048, 768), (65536, 192), (65536, 768), (65536, 4096))
+UNEVEN = ((256, 100), (65536, 1000))  # no tile divides D
+
+
 def _cases_of(arch: str) -> Iterator[Case]:
-    shapes = []
-    for entry in (entry for entry in TABLE if entry.family == FAMILY[arch]):
-        # A tile that serves rows on both sides of SCAN_LIMIT gives two kernels: up to the limit, the kernel
-        # finds its rows itself.
-        for rows in sorted({min(entry.max_rows, SCAN_LIMIT), min(entry.max_rows, 65536)}):
-            # ptxas allocates registers differently for every D: the paper's D is compiled beside the largest.
-            shapes += [(rows, dim) for dim in sorted({min(entry.max_dim, 768), min(entry.max_dim, 4096)})]
-    # Not in the table: the paper's batch, and D that no tile divides. D = 512, where bf16 takes most
-    # registers, follows below.
-    shapes += [(256, 768), (256, 100), (4096, 1000), (65536, 4095)]
-    for rows, dim in shapes:
+    for rows, dim in (*SHAPES, *UNEVEN):
         for dtype in DTYPES:
-            for kernel in KERNELS:
-                yield _case(kernel, arch, dtype, "auto", rows, dim)
-    for rows in (SCAN_LIMIT, 65536):
-        for dtype in ("fp32", "bf16"):
-            yield _case("coordinate", arch, dtype, "auto", rows, 512)
-    yield _case("coordinate", arch, "fp32", "auto", SCAN_LIMIT, 768, tau="uniform")
-    yield _case("coordinate", arch, "fp32", "auto", SCAN_LIMIT, 768, count=True)
-    for rows, dim in ((256, 768), (SCAN_LIMIT, 768), (65536, 4096)):
+            yield _case("coordinate", arch, dtype, "auto", rows, dim)
+    for rows, dim in ((256, 768), (2048, 768), (65536, 4096), *UNEVEN):
+        for dtype in DTYPES:
+            yield _case("labelled_energy", arch, dtype, "auto", rows, dim)
+    yield _case("compaction", arch, "fp32", "auto", 65536, 768)
+    yield _case("coordinate", arch, "fp32", "auto", 256, 768, tau="uniform")
+    yield _case("coordinate", arch, "fp32", "auto", 256, 768, count=True)
+    for rows, dim in ((256, 768), (65536, 4096)):
         for dtype in ("bf16", "fp16"):
             yield _case("coordinate", arch, dtype, "auto", rows, dim, wide_ref=True)
-    for rows, dim in ((256, 768), (4096, 768), (65536, 4096), (65536, 1000)):
-        for dtype in ("bf16", "fp16"):
             yield _case("coordinate", arch, dtype, "high", rows, dim)
-        if not arch.startswith("gfx"):
-            for precision in TF32:
-                yield _case("coordinate", arch, "fp32", precision, rows, dim)
-    yield _case("labelled_energy", arch, "bf16", "high", SCAN_LIMIT, 768)
+    yield _case("coordinate", arch, "bf16", "high", 65536, 1000)
+    yield _case("labelled_energy", arch, "bf16", "high", 65536, 768)
     if arch.startswith("gfx"):
         for dtype in DTYPES:
             for kernel in KERNELS:
                 yield _case(kernel, arch, dtype, "auto", SCAN_LIMIT, 768, far_rows=True)
     else:
-        yield _case("coordinate", arch, "fp32", "tf32", 2048, 768)
         for precision in TF32:
-            yield _case("labelled_energy", arch, "fp32", precision, SCAN_LIMIT, 768)
+            for rows, dim in (
+                (512, 384),
+                (256, 768),
+                (2048, 768),
+                (65536, 768),
+                (65536, 4096),
+                (65536, 1000),
+            ):
+                yield _case("coordinate", arch, "fp32", precision, rows, dim)
+            for rows in (256, 65536):
+                yield _case("labelled_energy", arch, "fp32", precision, rows, 768)
 
 
 def _case(

@@ -1,8 +1,8 @@
 """What the inner loops of compiled kernels do: instructions and multiply-adds, read from the assembly.
 
-A loop is a label and a branch back to it with no other loop in between. Its multiply-adds are those of the
-matrix instructions or, in a loop without any, of the scalar ones. The kernels' loops over the inner dimension
-of the products are found by them, so that a compiler that makes warps repeat each other's products is seen.
+A loop is a label and a branch back to it. Its multiply-adds are those of the matrix instructions or, in a
+loop without any, of the scalar ones. The kernels' loops over the inner dimension of the products are the
+shortest ones that have any. Their number shows whether warps repeat each other's products.
 """
 
 from __future__ import annotations
@@ -31,32 +31,30 @@ def product_loops(assembly: dict[str, object], warps: int) -> list[Loop]:
     """The loops with matrix products, in the order of the code; `assembly` is that of a compiled kernel."""
     if "amdgcn" in assembly:
         lines = str(assembly["amdgcn"]).splitlines()
-        bodies = [body for body in _bodies(lines, *_AMD) if _with_products(body, _amd_multiply_adds)]
         return [
             Loop(len(body), warps * _amd_multiply_adds(body), warps * _amd_loaded(body), _kinds(body, "_"))
-            for body in bodies
+            for body in _loops(lines, *_AMD, _amd_multiply_adds)
         ]
     # The products are counted in PTX, where every matrix instruction names its shape, and the instructions in
-    # SASS. ptxas keeps the order of the loops; if it unrolls one, its matrix instructions multiply.
+    # SASS. Both have the loops in the same order.
     ptx = str(assembly["ptx"]).splitlines()
     constants = {m[1]: int(m[2]) for line in ptx if (m := re.match(r"\s*mov\.b32\s+(%r\d+), (\d+);", line))}
 
     def multiply_adds(body: list[str]) -> int:
         return _ptx_multiply_adds(body, constants, warps)
 
-    found = [multiply_adds(body) for body in _bodies(ptx, *_PTX) if _with_products(body, multiply_adds)]
-    sass = _disassembled(bytes(assembly["cubin"])).splitlines()  # type: ignore[arg-type, call-overload]
-    bodies = [body for body in _bodies(sass, *_SASS) if _with_products(body, _sass_products)]
+    found = [multiply_adds(body) for body in _loops(ptx, *_PTX, multiply_adds)]
+    sass = _disassembled(bytes(assembly["cubin"])).splitlines()  # type: ignore[call-overload]
+    bodies = _loops(sass, *_SASS, _sass_products)
     if len(found) != len(bodies):
-        raise RuntimeError(f"{len(found)} loops with products in PTX, {len(bodies)} in SASS")
+        raise RuntimeError(f"{len(found)} loops of products in PTX, {len(bodies)} in SASS")
     return [Loop(len(body), n, None, _kinds(body, ".")) for n, body in zip(found, bodies)]
 
 
-# A loop of fewer multiply-adds than this (of one lane, or matrix instructions) is not one of matrix products: the
-# last program's g - w (g S) has one for each of its 32 elements.
-_FEWEST_FMA = 64
+# A loop is one of scalar products if they are more than a third of its instructions: 50-90 % in the kernels'
+# loops over the inner dimension, 23 % in the loop that writes g - w (g S).
+_SHARE_OF_PRODUCTS = 1 / 3
 
-Line = str
 _PTX = (re.compile(r"(\$L__BB\w+):"), re.compile(r"\bbra(?:\.uni)?\s+(\$L__BB\w+);"), re.compile(r"[a-z]"))
 _SASS = (
     re.compile(r"(\.L_x_\d+):"),
@@ -66,29 +64,29 @@ _SASS = (
 _AMD = (re.compile(r"(\.LBB\w+):"), re.compile(r"s_c?branch\w*\s+(\.LBB\w+)"), re.compile(r"[a-z]"))
 
 
-def _bodies(
-    lines: list[str], label: re.Pattern[str], branch: re.Pattern[str], instruction: re.Pattern[str]
+def _loops(
+    lines: list[str],
+    label: re.Pattern[str],
+    branch: re.Pattern[str],
+    instruction: re.Pattern[str],
+    products: Callable[[list[str]], int],
 ) -> list[list[str]]:
-    """The instructions of every innermost loop."""
+    """The instructions of every loop with products, the shortest of those that overlap."""
     code: list[str] = []
     labels: dict[str, int] = {}
-    loops: list[tuple[int, int]] = []
+    ends: dict[int, int] = {}  # of the loop that begins there: the last branch back
     for line in (line.strip() for line in lines):
         if match := label.match(line):
             labels[match[1]] = len(code)
         elif instruction.match(line.lstrip("@!%{ ")):
             code.append(re.sub(r"^/\*[0-9a-f]+\*/\s*|;.*$", "", line))
             if (match := branch.search(line)) and match[1] in labels:
-                loops.append((labels[match[1]], len(code)))
-    return [
-        code[start:end]
-        for start, end in loops
-        if not any(start <= a and b <= end and (a, b) != (start, end) for a, b in loops)
-    ]
-
-
-def _with_products(body: list[str], multiply_adds: Callable[[list[str]], int]) -> bool:
-    return multiply_adds(body) > 0
+                ends[labels[match[1]]] = len(code)
+    kept: list[tuple[int, int]] = []
+    for start, end in sorted(ends.items(), key=lambda loop: loop[1] - loop[0]):
+        if not any(start < b and a < end for a, b in kept) and products(code[start:end]):
+            kept.append((start, end))
+    return [code[start:end] for start, end in sorted(kept)]
 
 
 def _ptx_multiply_adds(body: list[str], constants: dict[str, int], warps: int) -> int:
@@ -100,7 +98,7 @@ def _ptx_multiply_adds(body: list[str], constants: dict[str, int], warps: int) -
     for shape in re.findall(r"\bwgmma\.mma_async\.sync\.aligned\.(m\d+n\d+k\d+)\.", text):
         total += warps // 4 * _volume(shape)  # one instruction of four warps
     for kind, descriptor in re.findall(
-        r"\btcgen05\.mma\.cta_group::1\.kind::(\w+) .*?, %rd\d+, %rd\d+, (%r\d+),", text
+        r"\btcgen05\.mma\.cta_group::1\.kind::(\w+) \[[^]]*\], (?:%rd\d+|\[[^]]*\]), %rd\d+, (%r\d+),", text
     ):
         # One thread issues it for the block. PTX ISA, "Instruction descriptor": N / 8 from bit 17, M / 16
         # from bit 24; K is 32 bytes.
@@ -108,14 +106,14 @@ def _ptx_multiply_adds(body: list[str], constants: dict[str, int], warps: int) -
         total += (bits >> 17 & 63) * 8 * (bits >> 24 & 31) * 16 * {"f16": 16, "tf32": 8}[kind]
     lanes = 32 * warps
     scalar = len(re.findall(r"\bfma\.rn\.f32\s", text)) + 2 * len(re.findall(r"\bfma\.rn\.f32x2\s", text))
-    return total or (lanes * scalar if scalar > _FEWEST_FMA else 0)
+    return total or lanes * _if_most(scalar, body)
 
 
 def _sass_products(body: list[str]) -> int:
     names = Counter(_name(line).split(".")[0] for line in body)
     matrix = names["HMMA"] + names["HGMMA"] + names["UTCHMMA"]
     scalar = names["FFMA"] + 2 * names["FFMA2"]
-    return matrix or (scalar if scalar > _FEWEST_FMA else 0)
+    return matrix or _if_most(scalar, body)
 
 
 def _amd_multiply_adds(body: list[str]) -> int:
@@ -124,7 +122,11 @@ def _amd_multiply_adds(body: list[str]) -> int:
     total = sum(int(m[1]) * int(m[2]) * int(m[3]) for m in shapes if m)
     scalar = sum(_name(line).startswith(("v_fma_f32", "v_fmac_f32")) for line in body)
     scalar += 2 * sum(_name(line).startswith("v_pk_fma_f32") for line in body)
-    return total or (64 * scalar if scalar > _FEWEST_FMA else 0)
+    return total or 64 * _if_most(scalar, body)
+
+
+def _if_most(scalar: int, body: list[str]) -> int:
+    return scalar if scalar > _SHARE_OF_PRODUCTS * len(body) else 0
 
 
 def _amd_loaded(body: list[str]) -> int:

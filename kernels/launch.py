@@ -17,7 +17,7 @@ from torch import Tensor
 
 from .fused import compaction_kernel, coordinate_kernel, labelled_energy_kernel
 from .records import Coordinated, Coordination, Inputs, Precision
-from .tiles import SCAN_LIMIT, TABLE, Tile, architecture, pick
+from .tiles import SCAN_LIMIT, TABLE, Tile, architecture, pick, products
 
 GRID_LIMIT = 65535  # programs along the second axis of a CUDA grid
 INTERPRETED = not isinstance(coordinate_kernel, triton.runtime.JITFunction)
@@ -176,7 +176,7 @@ def autotune(
     z = torch.randn((rows, dim), dtype=dtype, device=device)
     mask = torch.arange(rows, device=device) % 2 == 0
     inputs = Inputs(z, z, mask, torch.eye(dim, device=device) * 0.5, torch.ones((), device=device))
-    tiles = dict.fromkeys(entry.tile(dtype) for entry in TABLE)
+    tiles = dict.fromkeys(entry.tile(products(dtype, "auto")) for entry in TABLE)
 
     def run(tile: Tile) -> Callable[[], Any]:
         return lambda: coordinate(z, inputs, Coordination(), tile=tile)

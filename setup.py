@@ -90,6 +90,7 @@ setup(
     packages=PACKAGES,
     package_data={
         "eagc_ops": ["py.typed"],
+        "eagc_ops.kernels.ptx": ["machine/*"],
         "eagc_ops.training.report": ["templates/*.j2"],
         "eagc_ops.training.paper": ["templates/*.j2"],
     },

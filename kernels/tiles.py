@@ -11,6 +11,8 @@ from typing import Literal, NamedTuple, get_args
 
 import torch
 
+from .ptx import active as ptx_machine
+
 
 class Tile(NamedTuple):
     """block_m rows x block_n columns of S per program, block_k of the inner dimension at a time.
@@ -169,9 +171,9 @@ def _entries(arch: str, rows: int, dim: int, kind: Products) -> list[Entry]:
 
 
 def architecture(device: torch.device) -> str:
-    """ "sm_80", "gfx942", ... of a CUDA or ROCm device; "interpreter" for a CPU."""
+    """ "sm_80", "gfx942", ... of a CUDA or ROCm device; of a CPU: the PTX machine's, or "interpreter"."""
     if device.type != "cuda":
-        return "interpreter"
+        return ptx_machine.target or "interpreter"
     properties = torch.cuda.get_device_properties(device)
     if torch.version.hip:
         return properties.gcnArchName.split(":")[0]

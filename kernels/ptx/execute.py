@@ -1,0 +1,354 @@
+"""Execute a compiled kernel on the machine, and report what happened."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+
+from .decode import BYTES, FINDINGS, INSTRUCTION, Program, Statement, fill
+from .library import library
+
+RACES = ("READ_AFTER_WRITE", "WRITE_AFTER_READ", "WRITE_AFTER_WRITE", "PENDING_COPY")
+WORDS = {
+    "READ_AFTER_WRITE": "reads what another thread wrote, unordered",
+    "WRITE_AFTER_READ": "writes what another thread read, unordered",
+    "WRITE_AFTER_WRITE": "writes what another thread wrote, unordered",
+    "PENDING_COPY": "touches the target of a cp.async that was not waited for",
+    "OUT_OF_BOUNDS": "is out of bounds",
+    "MISALIGNED": "is misaligned",
+    "UNINITIALISED": "reads shared memory that nobody wrote",
+}
+WINDOW, MIDDLE = 40, 1 << 39  # addresses of an argument: (position + 1) << 40, and the middle of that window
+MOST_FINDINGS = 1000
+
+
+class MachineError(RuntimeError):
+    """The kernel did something that ends it: a trap, a barrier in divergent code, a loop without end."""
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A race or a violation.
+
+    Attributes:
+        kind: a key of WORDS.
+        statement: the instruction that was found.
+        earlier: the other instruction of a race.
+        place: "shared memory" or the argument, and the byte offset there.
+        times: how often it happened.
+    """
+
+    kind: str
+    statement: Statement
+    earlier: Statement | None
+    place: str
+    thread: str
+    times: int
+
+    def __str__(self) -> str:
+        def where(s: Statement) -> str:
+            return f"line {s.line}{f' ({s.source})' if s.source else ''}: {s.text}"
+
+        text = f"{where(self.statement)} -- {WORDS[self.kind]}, at {self.place}, by {self.thread}"
+        if self.earlier:
+            text += f"; the other: {where(self.earlier)}"
+        return f"{text} [{self.times} x]"
+
+
+@dataclass(frozen=True)
+class Executed:
+    """How often an instruction ran: by warps, and by lanes (fewer than 32 per warp if predicated off).
+
+    With `traffic`: 32-byte sectors of global memory; wavefronts of shared memory, and how many there would
+    be without bank conflicts.
+    """
+
+    statement: Statement
+    warps: int
+    lanes: int
+    sectors: int
+    wavefronts: int
+    ideal_wavefronts: int
+    bytes: int  # that it moves, all lanes together
+
+
+@dataclass(frozen=True)
+class Report:
+    """What a launch did. The arguments hold its results."""
+
+    kernel: str
+    races: list[Finding]
+    violations: list[Finding]
+    instructions: list[Executed] = field(repr=False)
+
+    def counts(self) -> Counter[str]:
+        """Warp instructions by opcode.
+
+        A name with dots such as "fma.rn.f32" is the opcode of the PTX text.
+        """
+        total: Counter[str] = Counter()
+        for executed in self.instructions:
+            total[executed.statement.opcode] += executed.warps
+        return total
+
+    def traffic(self) -> Counter[str]:
+        """Bytes that the lanes move, by "ld.global", "st.shared", "cp.async", "ldmatrix", ..."""
+        total: Counter[str] = Counter()
+        for executed in self.instructions:
+            if executed.bytes:
+                total[_class(executed.statement.opcode)] += executed.bytes
+        return total
+
+    def check(self) -> None:
+        """Raise AssertionError if anything was found."""
+        findings = [*self.races, *self.violations]
+        if findings:
+            raise AssertionError("\n".join(map(str, [f"{self.kernel}: {len(findings)} findings", *findings])))
+
+
+def run(
+    kernel: Any,
+    grid: Sequence[int],
+    arguments: Sequence[Any],
+    *,
+    seed: int = 0,
+    shared: int | None = None,
+    block: Sequence[int] | None = None,
+    resident: int = 8,
+    races: bool = True,
+    traffic: bool = False,
+    limit: int = 1_000_000_000,
+) -> Report:
+    """Execute a kernel on the CPU, instruction by instruction.
+
+    Args:
+        kernel: PTX text, or what `triton.compile` returned.
+        grid: the number of blocks in x, y, z; missing ones are 1.
+        arguments: in the order of the kernel's parameters. CPU tensors or numpy arrays (pointers, read and
+            written in place), numbers, None (a null pointer). Triton's scratch pointers at the end may be
+            left out.
+        seed: of the schedule. Another seed is another order of blocks and warps.
+        shared: bytes of dynamic shared memory; Triton's kernels know theirs.
+        block: threads in x, y, z, if the PTX text has no .reqntid.
+        resident: the most blocks on the machine at a time.
+        races: look for races; without, the run is about twice as fast.
+        traffic: count sectors and wavefronts.
+        limit: warp instructions after which the kernel is taken to hang.
+
+    Raises:
+        UnknownInstruction: the kernel has an instruction that the machine does not execute.
+        MachineError: the kernel cannot go on.
+    """
+    if isinstance(kernel, str):
+        program, scratch = decoded(kernel), 0
+        shared = shared or 0
+    else:
+        program, metadata = decoded(kernel.asm["ptx"]), kernel.metadata
+        shared = metadata.shared if shared is None else shared
+        scratch = getattr(metadata, "global_scratch_size", 0) or 0
+    arguments = list(arguments)
+    missing = len(program.parameters) - len(arguments)
+    if not isinstance(kernel, str) and missing == 2:
+        blocks = int(np.prod(list(grid)))
+        arguments += [np.zeros(scratch * blocks, np.uint8) if scratch else None, None]
+    elif missing:
+        raise ValueError(f"{program.name} has {len(program.parameters)} parameters, got {len(arguments)}")
+    threads = tuple(block) if block is not None else program.threads
+    if threads is None:
+        raise ValueError(f"{program.name}: the PTX text has no .reqntid, pass block=(x, y, z)")
+    return _Launch(program, arguments, tuple(grid), tuple(threads)).run(
+        seed=seed,
+        shared=program.static_shared + shared,
+        resident=resident,
+        races=races,
+        traffic=traffic,
+        limit=limit,
+    )
+
+
+@functools.lru_cache(maxsize=64)
+def decoded(text: str) -> Program:
+    """`Program(text)`, remembered."""
+    return Program(text)
+
+
+class _Buffer(ctypes.Structure):
+    _fields_ = (
+        ("host", ctypes.c_void_p), ("size", ctypes.c_int64), ("base", ctypes.c_int64),
+        ("region", ctypes.c_int32), ("pad", ctypes.c_int32), ("place", ctypes.c_int64),
+    )  # fmt: skip
+
+
+class _LaunchRecord(ctypes.Structure):
+    _fields_ = (
+        ("code", ctypes.c_void_p), ("registers", ctypes.c_void_p), ("buffers", ctypes.c_void_p),
+        ("regions", ctypes.c_void_p),
+        *((name, ctypes.c_int32) for name in ("instructions", "register_bytes", "buffer_count", "region_count")),
+        ("grid", ctypes.c_int32 * 3), ("block", ctypes.c_int32 * 3),
+        *((name, ctypes.c_int32) for name in ("shared", "resident", "global_cell", "shared_cell")),
+        *((name, ctypes.c_int32) for name in ("races", "traffic")),
+        ("special", ctypes.c_int32 * 14), ("seed", ctypes.c_uint64), ("limit", ctypes.c_int64),
+    )  # fmt: skip
+
+
+_FOUND = np.dtype(
+    [(name, "<i4") for name in ("kind", "at", "earlier", "block", "warp", "lane", "buffer", "pad")]
+    + [("offset", "<i8"), ("times", "<i8")]
+)
+
+
+class _Launch:
+    """The records that the C++ part reads, and what it gives back."""
+
+    def __init__(
+        self, program: Program, arguments: list[Any], grid: tuple[int, ...], threads: tuple[int, ...]
+    ) -> None:
+        self.program = program
+        self.grid, self.threads = (*grid, 1, 1)[:3], (*threads, 1, 1)[:3]
+        self.registers = program.registers()
+        self.buffers = (_Buffer * max(1, len(arguments)))()
+        self.kept: list[Any] = []  # arrays whose memory the buffers point to
+        spans = []
+        for position, (value, (name, kind)) in enumerate(zip(arguments, program.parameters)):
+            place, size = program.parameter_places[position], BYTES.get(kind, 0)
+            if isinstance(value, torch.Tensor | np.ndarray):
+                start, length = _extent(value)
+                self.kept.append(value)
+                base = (position + 1 << WINDOW) + MIDDLE + start % 256
+                self.buffers[position] = _Buffer(start, length, base, -1, 0, 0)
+                spans.append((start, start + length, position))
+                number = base
+            else:
+                number = _scalar(value, name, kind)
+            fill(self.registers, place, size, number)
+        self.regions = self._regions(spans)
+
+    def _regions(self, spans: list[tuple[int, int, int]]) -> list[int]:
+        """One region per group of overlapping arguments of which one is written; their sizes."""
+        groups: list[tuple[int, int, list[int]]] = []
+        for start, end, position in sorted(spans):
+            if groups and start < groups[-1][1]:
+                first, last, members = groups.pop()
+                groups.append((first, max(last, end), [*members, position]))
+            else:
+                groups.append((start, end, [position]))
+        sizes = []
+        for start, end, members in groups:
+            if not self.program.written.intersection(members):
+                continue
+            start -= start % 16
+            for position in members:
+                self.buffers[position].region = len(sizes)
+                self.buffers[position].place = self.buffers[position].host - start
+            sizes.append(end - start)
+        return sizes
+
+    def run(self, *, seed: int, shared: int, resident: int, races: bool, traffic: bool, limit: int) -> Report:
+        program = self.program
+        code = np.ascontiguousarray(program.code)
+        regions = np.array([*self.regions, 0], np.int64)
+        counts = np.zeros((len(code), 5), np.int64)
+        found = np.zeros(MOST_FINDINGS, _FOUND)
+        number, message = ctypes.c_int(), ctypes.create_string_buffer(256)
+        record = _LaunchRecord(
+            code.ctypes.data, self.registers.ctypes.data, ctypes.addressof(self.buffers), regions.ctypes.data,
+            len(code), len(self.registers), len(self.buffers), len(self.regions), self.grid, self.threads,
+            shared, resident, program.cell("global"), program.cell("shared"), races, traffic,
+            tuple(program.special()), seed, limit,
+        )  # fmt: skip
+        failed = library().ptx_machine_run(
+            ctypes.byref(record), counts.ctypes.data_as(ctypes.c_void_p), found.ctypes.data_as(ctypes.c_void_p),
+            len(found), ctypes.byref(number), message, len(message),
+        )  # fmt: skip
+        if failed:
+            raise MachineError(self._reason(message.value.decode(), limit))
+        findings = [self._finding(row) for row in found[: number.value]]
+        return Report(
+            program.name,
+            [finding for finding in findings if finding.kind in RACES],
+            [finding for finding in findings if finding.kind not in RACES],
+            [self._executed(*parts) for parts in zip(program.statements, code, counts.tolist())],
+        )
+
+    def _reason(self, message: str, limit: int) -> str:
+        at, _, reason = message.partition(":")
+        if int(at) < 0:
+            return f"{self.program.name} {reason} after {limit} warp instructions"
+        statement = self.program.statements[int(at)]
+        return (
+            f"{self.program.name}, PTX line {statement.line} ({statement.source}): {statement.text}: {reason}"
+        )
+
+    def _finding(self, row: Any) -> Finding:
+        statements, buffer, offset = self.program.statements, int(row["buffer"]), int(row["offset"])
+        if buffer == -1:
+            place = f"byte {offset} of shared memory"
+        elif buffer == -2:
+            place = f"address {offset:#x}, which is no argument"
+        else:
+            name, _ = self.program.parameters[buffer]
+            place = f"byte {offset} of {self.buffers[buffer].size} of argument {buffer} ({name})"
+        earlier = statements[row["earlier"]] if row["earlier"] >= 0 else None
+        thread = f"block {row['block']}, warp {row['warp']}, lane {row['lane']}"
+        return Finding(
+            FINDINGS[row["kind"]], statements[row["at"]], earlier, place, thread, int(row["times"])
+        )
+
+    def _executed(self, statement: Statement, instruction: Any, counts: list[int]) -> Executed:
+        warps, lanes, *rest = counts
+        return Executed(statement, warps, lanes, *rest, bytes=lanes * _bytes_of(statement, instruction))
+
+
+def _extent(value: torch.Tensor | np.ndarray) -> tuple[int, int]:
+    """The address of the first byte, and the bytes up to the last one."""
+    if isinstance(value, torch.Tensor):
+        if value.device.type != "cpu":
+            raise ValueError(f"the machine reads CPU memory, got a tensor on {value.device}")
+        steps = [(n - 1) * s for n, s in zip(value.shape, value.stride())]
+        return value.data_ptr(), (sum(steps) + 1) * value.element_size() if value.numel() else 0
+    if any(step < 0 for step in value.strides):
+        raise ValueError("the machine needs arrays with positive strides")
+    steps = [(n - 1) * s for n, s in zip(value.shape, value.strides)]
+    return value.ctypes.data, sum(steps) + value.itemsize if value.size else 0
+
+
+def _scalar(value: Any, name: str, kind: str) -> int:
+    if value is None:
+        return 0
+    if isinstance(value, torch.Tensor | np.ndarray):
+        raise TypeError(f"parameter {name} is a {kind}, not a pointer")
+    if kind == "f32":
+        return int(np.float32(value).view(np.uint32))
+    if kind == "f64":
+        return int(np.float64(value).view(np.uint64))
+    if int(value) != value:
+        raise TypeError(f"parameter {name} is a {kind}, got {value!r}")
+    return int(value)
+
+
+def _class(opcode: str) -> str:
+    head, *parts = opcode.split(".")
+    space = next((part.split("::")[0] for part in parts if part.startswith(("global", "shared"))), "")
+    return "cp.async" if head == "cp" else f"{head}.{space}" if head in ("ld", "st", "atom", "red") else head
+
+
+def _bytes_of(statement: Statement, instruction: Any) -> int:
+    """Bytes per lane."""
+    name = _class(statement.opcode)
+    if name == "cp.async":
+        return int(instruction["count"]) if "[" in statement.text else 0
+    if name in ("ldmatrix", "stmatrix"):
+        return 4 * int(instruction["count"])
+    if name.startswith(("ld.", "st.", "atom.", "red.")) and not name.endswith("."):
+        return BYTES[statement.opcode.split(".")[-1]] * int(instruction["count"])
+    return 0
+
+
+assert INSTRUCTION.itemsize == 12 * 4 + 16 * 4 + 2 * 8

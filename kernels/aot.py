@@ -13,7 +13,7 @@ import io
 import re
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
 
 import torch
@@ -150,6 +150,16 @@ def cases(*, subset: bool = False) -> Iterator[Case]:
     yield from dict.fromkeys(case for arch in LIMITS for case in _cases_of(arch))
 
 
+def triangle_cases() -> Iterator[Case]:
+    """The paper's batch and 4,096 x 1,024, each without and then with the triangle (see `tiles.TABLE`)."""
+    for arch in LIMITS:
+        for rows, dim in ((256, 768), (4096, 1024)):
+            for dtype in ("fp32", "bf16"):
+                case = _case("coordinate", arch, dtype, "auto", rows, dim)
+                for triangle in (False, True):
+                    yield replace(case, tile=case.tile._replace(triangle=triangle))
+
+
 def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resources]]:
     """Compile in separate processes: a compilation is single-threaded and takes seconds."""
     with ProcessPoolExecutor(workers) as pool:
@@ -206,10 +216,9 @@ def judge(
     if len(loops) != len(expected):
         problems.append(f"{len(loops)} loops of products instead of {len(expected)}")
     for loop, step in zip(loops, expected):
-        # LLVM unrolls loops on AMD: a pass that loads the operands of n steps may do the products of n.
-        passed = step.multiply_adds * (1 if loop.loaded is None else loop.loaded / step.loaded)
-        if loop.multiply_adds != passed:
-            problems.append(f"{loop.multiply_adds / passed:g} times the products of a step")
+        found = loop.multiply_adds / unrolled(loop, step) / step.multiply_adds
+        if found != 1:
+            problems.append(f"{found:g} times the products of a step")
     warps = case.tile.warps
     per_warp = -(-registers * limits.lanes // limits.register_group) * limits.register_group
     by_registers = SCHEDULERS * (limits.registers // SCHEDULERS // per_warp) // warps
@@ -256,11 +265,25 @@ def launch_of(case: Case) -> Launch:
 
 
 def as_record(case: Case, resources: Resources) -> dict[str, Any]:
-    """One JSON object per compilation, for results files and models of GPU time."""
+    """One JSON object per compilation, for results files and models of GPU time.
+
+    `loops` has for each loop over the inner dimension what one pass does and how many steps it is
+    (`unrolled`), and what a step is by the formulas (`Step`). `chosen`: this is the tile that a launch picks.
+    """
     record = asdict(case) | asdict(resources)
-    record["loops"] = [loop._asdict() | step._asdict() for loop, step in zip(resources.loops, steps(case))]
+    record["loops"] = [
+        {**loop._asdict(), "unrolled": unrolled(loop, step), "loaded": step.loaded, "times": step.times}
+        for loop, step in zip(resources.loops, steps(case))
+    ]
+    z_ref_dtype = torch.float32 if case.wide_ref else None
+    picked = pick(case.arch, case.rows, case.dim, DTYPES[case.dtype], case.precision, z_ref_dtype)
     del record["tile"]
-    return record | case.tile._asdict()
+    return record | case.tile._asdict() | {"chosen": case.tile == picked}
+
+
+def unrolled(loop: Loop, step: Step) -> int:
+    """Steps in one pass: LLVM unrolls loops on AMD, where a pass loads the operands of as many steps."""
+    return 1 if loop.loaded is None else max(1, round(loop.loaded / step.loaded))
 
 
 # Rows and D of the plain cases: every entry of the table, on both sides of SCAN_LIMIT where an entry serves
@@ -273,7 +296,7 @@ def _cases_of(arch: str) -> Iterator[Case]:
     for rows, dim in (*SHAPES, *UNEVEN):
         for dtype in DTYPES:
             yield _case("coordinate", arch, dtype, "auto", rows, dim)
-    for rows, dim in ((256, 768), (2048, 768), (65536, 4096), *UNEVEN):
+    for rows, dim in ((512, 384), (256, 768), (512, 4096), (2048, 768), (65536, 4096), *UNEVEN):
         for dtype in DTYPES:
             yield _case("labelled_energy", arch, dtype, "auto", rows, dim)
     yield _case("compaction", arch, "fp32", "auto", 65536, 768)

@@ -1,15 +1,9 @@
-"""Compare every implementation with the fp64 formulas on this device.
-
-The kernels were developed without a GPU, in Triton's interpreter and by compiling for GPUs that were not
-present. Neither can show a race between programs. This command can, on your GPU: it repeats each Triton case
-and compares the bits.
-"""
+"""Cases that compare every implementation with the fp64 formulas on a device: `eagc selftest`."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -18,8 +12,6 @@ import torch
 from torch import Tensor
 
 from eagc_ops import kernels
-from eagc_ops.console import Parser, whole_number
-from eagc_ops.environment import describe
 from eagc_ops.kernels import Coordination, Execution, Implementation, Inputs, Precision, formulas
 from eagc_ops.subspace import solve_conceptor
 
@@ -98,53 +90,6 @@ class Result(Case):
     def to_json(self) -> dict[str, object]:
         values = {**vars(self), "dtype": _name(self.dtype), "allowed": self.allowed, "verdict": self.verdict}
         return values | {"error": None if math.isnan(self.error) else self.error}
-
-
-def main(argv: list[str]) -> int:
-    parser = Parser(prog="eagc selftest", description=__doc__)
-    default = "cuda" if torch.cuda.is_available() else "cpu"
-    parser.add_argument("--device", default=default, help="device to test [a GPU if there is one]")
-    parser.add_argument(
-        "--repeats",
-        type=whole_number(),
-        default=200,
-        metavar="N",
-        help="runs of each Triton case to compare [200]",
-    )
-    parser.add_argument(
-        "--json", action="store_true", help="print one JSON object for a bug report, not a table"
-    )
-    arguments = parser.parse_args(argv)
-    try:
-        device = torch.device(arguments.device)
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        parser.error(f"--device {arguments.device}: {str(error).splitlines()[0]}")
-    name = torch.cuda.get_device_name(device) if device.type == "cuda" else device.type
-    reason = kernels.why_not_triton(device, torch.float32)
-    if not arguments.json:
-        tested = f"not tested, {reason}" if reason else "tested"
-        print(f"device: {name}; torch {torch.__version__}; Triton: {tested}")
-        print(
-            "impl    precision  form       dtype       rows     D labelled     error   allowed repeats  "
-            "result"
-        )
-    results = []
-    for result in run(device, arguments.repeats):
-        results.append(result)
-        if not arguments.json:
-            print(_line(result), flush=True)
-    failures = sum(result.verdict != "ok" for result in results)
-    if arguments.json:
-        content = {"device": name, "triton": reason or "tested", "failures": failures}
-        print(
-            json.dumps(
-                {**describe(), **content, "results": [result.to_json() for result in results]}, indent=1
-            )
-        )
-    else:
-        print(f"{len(results) - failures} passed, {failures} failed")
-    return 1 if failures else 0
 
 
 def run(device: torch.device, repeats: int) -> Iterator[Result]:
@@ -268,14 +213,6 @@ def poisoned_memory() -> Iterator[None]:
         yield
     finally:
         torch.use_deterministic_algorithms(before[0], warn_only=before[1])
-
-
-def _line(result: Result) -> str:
-    return (
-        f"{result.impl:7} {result.precision:10} {result.form:10} {_name(result.dtype):9} {result.rows:6} "
-        f"{result.dim:5} {result.labelled:8.0%} {result.error:9.1e} {result.allowed:9.1e} {result.repeats:7} "
-        f" {result.verdict}"
-    )
 
 
 def _name(dtype: torch.dtype) -> str:

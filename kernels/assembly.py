@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from triton import knobs
+import triton
 
 
 class Loop(NamedTuple):
@@ -159,5 +159,5 @@ def _disassembled(cubin: bytes) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        command = [knobs.nvidia.nvdisasm.path, "-c", str(path)]
+        command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(path)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout

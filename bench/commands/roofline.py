@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eagc_ops.bench import pictures, roofline, tables, throughput
 from eagc_ops.bench.commands.options import RESULTS_FILE, command_parser, device, picture, settings
-from eagc_ops.bench.results_file import save
 from eagc_ops.environment import describe
 
 
@@ -24,13 +22,16 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def run(arguments: argparse.Namespace, measured: list[dict[str, Any]] | None = None) -> int:
     """`measured` are rows of `throughput_rows`; without them some are measured here."""
+    from eagc_ops.bench import pictures, roofline, tables, throughput
+    from eagc_ops.bench.results_file import save
+
     if measured is None:
         fp32 = [shape for shape in throughput.shapes(device(), quick=True) if shape.dtype == "fp32"]
         measured = throughput.throughput_rows(fp32, device(), 2.0)
     roofs = roofline.measured_roofs(device())
     try:
         modelled = roofline.modelled_rows((256,) if arguments.quick else (256, 1024, 4096))
-    except ModuleNotFoundError as error:  # Triton has no wheels for every platform
+    except ImportError as error:  # Triton has no wheels for every platform, or is one that `aot` cannot read
         print(f"no modelled points: {error}", file=sys.stderr)
         modelled = []
     if arguments.output:

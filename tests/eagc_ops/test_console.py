@@ -12,7 +12,7 @@ def parser():
     main = Parser(prog="eagc x")
     main.add_argument("--count", type=whole_number())
     sub = main.add_subparsers().add_parser("sub")
-    sub.add_argument("--rounds", type=whole_number(4, 4, "two views of two images"))
+    sub.add_argument("--rounds", type=whole_number(4, multiple_of=4, why="two views of two images"))
     return main
 
 
@@ -47,7 +47,7 @@ def raised(error):
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyboardInterrupt(), 130, "interrupted; to go on: the same command"),
         (FloatingPointError("the loss is nan"), 1, "the loss is nan"),
         (OSError("no space\n  left"), 2, "no space left"),
     ],

@@ -5,7 +5,7 @@ import re
 import pytest
 import torch
 
-from eagc_ops import kernels, selftest
+from eagc_ops import kernels, selftest, selftest_command
 from eagc_ops.kernels import Coordination, Inputs, torch_path
 
 CPU = torch.device("cpu")
@@ -134,7 +134,7 @@ def test_what_raises_is_a_failed_case_and_leaves_torch_as_it_was(results, capsys
             assert r.verdict == (
                 "FAIL: RuntimeError: out of resource: shared memory" if r.dtype == torch.bfloat16 else "ok"
             )
-    assert selftest.main(["--device", "cpu"]) == 1
+    assert selftest_command.main(["--device", "cpu"]) == 1
     out = capsys.readouterr().out
     assert (
         len(
@@ -149,7 +149,7 @@ def test_what_raises_is_a_failed_case_and_leaves_torch_as_it_was(results, capsys
 
 def test_passes_here(results, capsys):
     assert all(r.verdict == "ok" for r in results())
-    assert selftest.main(["--device", "cpu"]) == 0
+    assert selftest_command.main(["--device", "cpu"]) == 0
     out = capsys.readouterr().out
     assert re.search(r"^\d+ passed, 0 failed$", out, re.MULTILINE)
     assert all(re.search(rf"^torch +auto +{form} ", out, re.MULTILINE) for form in selftest.FORMS)
@@ -158,7 +158,7 @@ def test_passes_here(results, capsys):
 @pytest.mark.interpreter
 def test_the_triton_kernels_pass(capsys, monkeypatch):
     monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
-    assert selftest.main(["--device", "cpu", "--repeats", "2"]) == 0
+    assert selftest_command.main(["--device", "cpu", "--repeats", "2"]) == 0
     assert "triton" in capsys.readouterr().out
 
 
@@ -185,5 +185,5 @@ def test_a_wrong_triton_launch_fails(monkeypatch, dropped):
 @pytest.mark.parametrize("arguments", [["--device", "cuda:99"], ["--repeats", "0"], ["--fast"]])
 def test_refuses_bad_options(arguments, capsys):
     with pytest.raises(SystemExit) as exit:
-        selftest.main(arguments)
+        selftest_command.main(arguments)
     assert exit.value.code == 2

@@ -116,6 +116,11 @@ AT_ONCE = [
     ("table main --dataset digits --jobs 100000", "--jobs: must be <= 256, got 100000"),
     ("table main --dataset digits --epochs 0", "--epochs: must be a whole number >= 1, got 0"),
     ("selftest --repeats 0", "--repeats: must be a whole number >= 1, got 0"),
+    ("selftest --quick --full", "--full: not allowed with argument --quick"),
+    ("tune --rows 0", "--rows: must be a whole number >= 1, got 0"),
+    ("tune --dtype fp8", "--dtype: invalid choice: 'fp8'"),
+    ("tune --precision tf32", "--precision tf32 is for --dtype fp32, not bf16"),
+    ("tune --device cpu", "--device cpu is no GPU; choose cuda, cuda:0, ..."),
     ("selftest --device toaster", "--device toaster is unknown; choose one of cpu, cuda"),
     ("bench overhead --rows 6", "--rows: must be a positive multiple of 4, got 6"),
     ("bench overhead --rounds 0", "--rounds: must be a whole number >= 1, got 0"),
@@ -351,7 +356,8 @@ HEAVY = ("torch", "torchvision", "timm", "sklearn", "scipy", "accelerate", "trit
 HELP = [
     "--help",
     *(f"{name} --help" for name in ("train", "evaluate", "report", "table", "demo", "estimate-k", "data")),
-    *("data verify --help", "table overhead --help", "selftest --help", "env --help", "bench --help"),
+    *("data verify --help", "table overhead --help", "selftest --help", "tune --help", "env --help"),
+    "bench --help",
     *(
         f"bench {name} --help"
         for name in ("operator", "throughput", "roofline", "overhead", "conceptor", "all", "aot", "compare")

@@ -27,14 +27,22 @@ class Loop(NamedTuple):
     kinds: dict[str, int]  # machine instructions of one warp by the first part of their name
 
 
-def product_loops(assembly: dict[str, object], warps: int) -> list[Loop]:
-    """The loops with matrix products, in the order of the code; `assembly` is that of a compiled kernel."""
+class Code(NamedTuple):
+    """A compiled kernel."""
+
+    instructions: int  # in machine code, each counted once
+    loops: list[Loop]  # those with matrix products, in the order of the code
+
+
+def read(assembly: dict[str, object], warps: int) -> Code:
+    """Count in the `asm` of a compiled kernel with so many warps."""
     if "amdgcn" in assembly:
-        lines = str(assembly["amdgcn"]).splitlines()
-        return [
+        length, amd = _loops(str(assembly["amdgcn"]).splitlines(), *_AMD, _amd_multiply_adds)
+        loops = [
             Loop(len(body), warps * _amd_multiply_adds(body), warps * _amd_loaded(body), _kinds(body, "_"))
-            for body in _loops(lines, *_AMD, _amd_multiply_adds)
+            for body in amd
         ]
+        return Code(length, loops)
     # The products are counted in PTX, where every matrix instruction names its shape, and the instructions in
     # SASS. Both have the loops in the same order.
     ptx = str(assembly["ptx"]).splitlines()
@@ -43,12 +51,12 @@ def product_loops(assembly: dict[str, object], warps: int) -> list[Loop]:
     def multiply_adds(body: list[str]) -> int:
         return _ptx_multiply_adds(body, constants, warps)
 
-    found = [multiply_adds(body) for body in _loops(ptx, *_PTX, multiply_adds)]
+    found = [multiply_adds(body) for body in _loops(ptx, *_PTX, multiply_adds)[1]]
     sass = _disassembled(bytes(assembly["cubin"])).splitlines()  # type: ignore[call-overload]
-    bodies = _loops(sass, *_SASS, _sass_products)
+    length, bodies = _loops(sass, *_SASS, _sass_products)
     if len(found) != len(bodies):
         raise RuntimeError(f"{len(found)} loops of products in PTX, {len(bodies)} in SASS")
-    return [Loop(len(body), n, None, _kinds(body, ".")) for n, body in zip(found, bodies)]
+    return Code(length, [Loop(len(body), n, None, _kinds(body, ".")) for n, body in zip(found, bodies)])
 
 
 # A loop is one of scalar products if they are more than a third of its instructions: 50-90 % in the kernels'
@@ -56,7 +64,11 @@ def product_loops(assembly: dict[str, object], warps: int) -> list[Loop]:
 _SHARE_OF_PRODUCTS = 1 / 3
 
 # LLVM says in a comment which labels belong to a loop; other branches back come from blocks that were moved.
-_PTX = (re.compile(r"(\$L__BB\w+):.*\bLoop\b"), re.compile(r"\bbra(?:\.uni)?\s+(\$L__BB\w+);"), re.compile(r"[a-z]"))
+_PTX = (
+    re.compile(r"(\$L__BB\w+):.*\bLoop\b"),
+    re.compile(r"\bbra(?:\.uni)?\s+(\$L__BB\w+);"),
+    re.compile(r"[a-z]"),
+)
 _SASS = (
     re.compile(r"(\.L_x_\d+):"),
     re.compile(r"\bBRA(?:\.\S+)?\s.*`\((\.L_x_\d+)\)"),
@@ -71,8 +83,8 @@ def _loops(
     branch: re.Pattern[str],
     instruction: re.Pattern[str],
     products: Callable[[list[str]], int],
-) -> list[list[str]]:
-    """The instructions of every loop with products, the shortest of those that overlap."""
+) -> tuple[int, list[list[str]]]:
+    """The number of all instructions; those of every loop with products, the shortest of overlapping ones."""
     code: list[str] = []
     labels: dict[str, int] = {}
     ends: dict[int, int] = {}  # of the loop that begins there: the last branch back
@@ -87,7 +99,7 @@ def _loops(
     for start, end in sorted(ends.items(), key=lambda loop: loop[1] - loop[0]):
         if not any(start < b and a < end for a, b in kept) and products(code[start:end]):
             kept.append((start, end))
-    return [code[start:end] for start, end in sorted(kept)]
+    return len(code), [code[start:end] for start, end in sorted(kept)]
 
 
 def _ptx_multiply_adds(body: list[str], constants: dict[str, int], warps: int) -> int:

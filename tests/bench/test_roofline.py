@@ -112,11 +112,12 @@ def test_the_same_picture_twice_is_the_same_file(tmp_path):
 def test_compiled_resources_reach_the_model():
     pytest.importorskip("triton", reason="Triton has no wheels for this platform")
     from eagc_ops.kernels import aot
+    from eagc_ops.kernels.assembly import Code
     from eagc_ops.kernels.tiles import pick
 
     case = aot.Case(
         "coordinate", "sm_80", "bf16", "auto", 256, 768, pick("sm_80", 256, 768, aot.DTYPES["bf16"])
     )
-    record = aot.as_record(case, aot.judge(case, 72, 0, 0, 36 << 10, 0, []))
+    record = aot.as_record(case, aot.judge(case, 72, 0, 0, 36 << 10, 0, Code(999, [])))
     row = model("A100 SXM 80 GB", record)
     assert (row["registers"], row["blocks_per_sm"], row["block_m"]) == (72, 4, 16)

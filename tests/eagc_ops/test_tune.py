@@ -12,6 +12,7 @@ from eagc_ops import tune, tune_command
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
 from eagc_ops.kernels import Precision, aot, launch, tuned
+from eagc_ops.kernels.assembly import Code, Loop
 from eagc_ops.kernels.tiles import TABLE, Tile, pick
 
 CPU = torch.device("cpu")
@@ -139,7 +140,8 @@ def test_the_gate_judges_both_kernels_and_a_relative_of_the_gpu(monkeypatch):
             for case in cases:
                 compiled.append(case)
                 spills = 8 * ((case.tile, case.kernel) == (tiles[1], "labelled_energy"))
-                yield aot.judge(case, 64, spills, 0, (400 << 10) * (case.tile == tiles[2]), 0)
+                code = Code(999, [Loop(99, step.multiply_adds, None, {}) for step in aot.steps(case)])
+                yield aot.judge(case, 64, spills, 0, (400 << 10) * (case.tile == tiles[2]), 0, code)
 
     monkeypatch.setattr(tune, "ProcessPoolExecutor", Pool)
     assert tune.pass_the_gate(tune.Shape(256, 768, "bf16"), "sm_103", tiles) == tiles[:1]

@@ -1,4 +1,4 @@
-"""Counting in assembly: pieces of text as the compilers write them. `test_aot.py` counts in compiled kernels."""
+"""Counting in assembly: pieces of text as compilers write them. `test_aot.py` counts in compiled kernels."""
 
 import pytest
 
@@ -25,7 +25,7 @@ kernel:
 
 
 def test_a_loop_of_products_on_amd():
-    """The peeled product behind the loop, and the branch back that LLVM does not call a loop, do not count."""
+    """The peeled product behind the loop and the branch that LLVM does not call a loop do not count."""
     code = assembly.read({"amdgcn": AMD}, warps=4)
     (loop,) = code.loops
     assert code.instructions == 11 and loop.instructions == 5

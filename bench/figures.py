@@ -174,12 +174,22 @@ def conceptor_section(results: Path) -> str:
     )
 
 
+def triangle_section(results: Path) -> str:
+    content = load(results / "triangle.json")
+    return _paragraphs(
+        f"Counted on {content['date']} in the machine code of Triton {content['versions']['triton']}, for the "
+        "column block that has the most steps; without -> with the triangle.",
+        tables.triangle(content["triangle"]),
+    )
+
+
 SECTIONS = {
     "headline": headline_section,
     "operator": operator_section,
     "throughput": throughput_section,
     "overhead": overhead_section,
     "conceptor": conceptor_section,
+    "triangle": triangle_section,
 }
 
 

@@ -117,6 +117,6 @@ def test_compiled_resources_reach_the_model():
     case = aot.Case(
         "coordinate", "sm_80", "bf16", "auto", 256, 768, pick("sm_80", 256, 768, aot.DTYPES["bf16"])
     )
-    record = aot.as_record(case, aot.judge(case, 72, 0, 0, 36 << 10, 0))
+    record = aot.as_record(case, aot.judge(case, 72, 0, 0, 36 << 10, 0, []))
     row = model("A100 SXM 80 GB", record)
     assert (row["registers"], row["blocks_per_sm"], row["block_m"]) == (72, 4, 16)

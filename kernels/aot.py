@@ -24,7 +24,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from .assembly import Loop, product_loops
+from .assembly import Loop, instructions, product_loops
 from .launch import Launch, coordinate_launches, labelled_energy_launches, operand_dtype
 from .records import Coordination, Inputs, Precision, Tau
 from .tiles import SCAN_LIMIT, Tile, pick
@@ -99,6 +99,7 @@ class Resources:
     blocks_per_sm: int
     loops: tuple[Loop, ...]  # over the inner dimension, in the order of `steps`
     problems: tuple[str, ...]
+    instructions: int = 0  # of the whole kernel, in machine code
 
 
 class Step(NamedTuple):
@@ -187,7 +188,8 @@ def compile_case(case: Case) -> Resources:
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
     loops = product_loops(compiled.asm, compiled.metadata.num_warps)
-    return judge(case, registers, stores, loads, shared, fp64, loops)
+    judged = judge(case, registers, stores, loads, shared, fp64, loops)
+    return replace(judged, instructions=instructions(compiled.asm))
 
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:

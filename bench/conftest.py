@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 import torch
 
-from eagc_ops.bench.measure import PINNED
+from eagc_ops.bench.pinning import PINNED
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

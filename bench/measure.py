@@ -6,24 +6,13 @@ once the device has finished.
 
 from __future__ import annotations
 
-import os
 import resource
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-
-# glibc returns freed memory to the system and faults it in again on the next call; how often depends on what
-# ran before. With these thresholds it keeps the memory, and a variant is charged for its own work only.
-PINNED = {
-    "MALLOC_TRIM_THRESHOLD_": str(1 << 32),
-    "MALLOC_MMAP_THRESHOLD_": str(1 << 32),
-    "OMP_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-}
 
 
 @dataclass(frozen=True)
@@ -68,14 +57,6 @@ class Timing:
     @property
     def median_faults(self) -> float:
         return statistics.median(self.faults)
-
-
-def pin_process() -> None:
-    """Restart this command with a pinned allocator and one thread, which a running process cannot set."""
-    torch.set_num_threads(1)
-    if any(os.environ.get(name) != value for name, value in PINNED.items()):
-        sys.stdout.flush()
-        os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**os.environ, **PINNED})
 
 
 def clock(device: torch.device) -> Callable[[], float]:

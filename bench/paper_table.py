@@ -8,10 +8,10 @@ from __future__ import annotations
 import subprocess
 import sys
 
-from eagc_ops.bench import tables
 from eagc_ops.bench.commands.overhead import parse
-from eagc_ops.bench.results_file import load
 from eagc_ops.console import command
+from eagc_ops.interrupts import unaware_children
+from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.table import DEFAULTS, table_parser
 from eagc_ops.training.paper.values import PAPER
 
@@ -31,6 +31,7 @@ def main(argv: list[str]) -> int:
                 "more"
             )
     options = DEFAULTS | typed
+    writable_folder("--output", options["output"])
     home = options["output"] / "overhead"
     results, picture = home / "table.json", home / "overhead.svg"
     words = [word for name in MEASURED if name in typed for word in (_option(name), str(typed[name]))]
@@ -46,10 +47,18 @@ def main(argv: list[str]) -> int:
         return 0
     home.mkdir(parents=True, exist_ok=True)
     # In a process of its own, because the benchmark restarts itself with a pinned allocator.
-    measuring = subprocess.run([sys.executable, "-m", "eagc_ops.cli", "bench", "overhead", *words])
+    with unaware_children():  # Ctrl-C ends it through this process
+        measuring = subprocess.Popen([sys.executable, "-m", "eagc_ops.cli", "bench", "overhead", *words])
+    try:
+        measuring.wait()
+    finally:
+        measuring.kill()
     if measuring.returncode != 0:
         return measuring.returncode
-    from eagc_ops.training.paper.page import write_overhead  # matplotlib takes seconds to import
+    # torch and matplotlib take seconds to import: --help, wrong options and a plan do not wait for them.
+    from eagc_ops.bench import tables
+    from eagc_ops.bench.results_file import load
+    from eagc_ops.training.paper.page import write_overhead
 
     measured = load(results)
     note, svg = f"{tables.overhead_note(measured)}.", picture.read_text(encoding="utf-8")

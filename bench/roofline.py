@@ -35,7 +35,7 @@ DEPENDENT = 4  # clocks from an instruction to one that needs its result
 # Trips to L2 and back that wait for each other. Before the loops: the mask, the list of rows, labelled rows.
 # After them: z of the block, stores released, the counter, shares of the energy.
 TRIPS_BEFORE, TRIPS_AFTER = 3, 4
-# Of the busiest pipe, what a loop reaches: both the compiled loops and those of the library, which are bound by
+# Of the busiest pipe, what a loop reaches: the compiled loops and those of the library, which are bound by
 # products or L2 only.
 REACHED = 0.85
 # The library's tiles (rows x columns), of which it has the best one for each product.

@@ -39,7 +39,7 @@ def problem() -> tuple[torch.Tensor, torch.Tensor]:
 @pytest.mark.parametrize(
     ("balanced", "restarts"),
     [(False, 1), (True, 1), (True, 10)],
-    ids=["gcd, 1 restart", "selex, start of an epoch", "selex, evaluation (10 restarts)"],
+    ids=["not balanced, start of an epoch", "start of an epoch", "evaluation (10 restarts)"],
 )
 def test_clustering(measured, problem, balanced, restarts):
     size = POINTS // K if balanced else None

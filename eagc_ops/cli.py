@@ -6,6 +6,8 @@ import importlib
 import sys
 from typing import NamedTuple
 
+from eagc_ops import interrupts
+
 
 class Command(NamedTuple):
     """A command: its module has main(argv) -> exit code; its extra installs the packages it needs."""
@@ -47,9 +49,14 @@ COMMANDS = {
         "eagc_ops.training.commands.estimate_k", "train", "estimate the number of classes of a data set"
     ),
     "selftest": Command(
-        "eagc_ops.selftest",
+        "eagc_ops.selftest_command",
         "",
         "compare every implementation with fp64 on this device; run it first on a GPU",
+    ),
+    "tune": Command(
+        "eagc_ops.tune_command",
+        "",
+        "find the fastest tile of the kernel for one shape on this GPU, and keep it",
     ),
     "bench": Command(
         "eagc_ops.bench.commands",
@@ -75,14 +82,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"eagc: unknown command {name!r}; must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     command = COMMANDS[name]
-    try:
-        return importlib.import_module(command.module).main(options)  # it may import more after parsing
-    except ModuleNotFoundError as error:
-        if not command.extra or not error.name or error.name.startswith("eagc_ops"):
-            raise
-        remedy = f"install it with pip install 'eagc-ops[{command.extra}]'"
-        print(f"eagc {name}: needs {error.name}; {remedy}", file=sys.stderr)
-        return 2
+    with interrupts.handled(["eagc", *argv]):
+        try:
+            return importlib.import_module(command.module).main(options)  # it may import more after parsing
+        except KeyboardInterrupt:
+            return interrupts.leave(f"eagc {name}")
+        except ModuleNotFoundError as error:
+            if not command.extra or not error.name or error.name.startswith("eagc_ops"):
+                raise
+            remedy = f"install it with pip install 'eagc-ops[{command.extra}]'"
+            print(f"eagc {name}: needs {error.name}; {remedy}", file=sys.stderr)
+            return 2
 
 
 if __name__ == "__main__":

@@ -12,10 +12,15 @@ import difflib
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
-from typing import Any, NoReturn
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any, NoReturn, TypeVar
+
+from eagc_ops import interrupts
+from eagc_ops.files import DiskFullError
 
 Main = Callable[[list[str]], int]
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -28,21 +33,30 @@ class Parser(argparse.ArgumentParser):
         # argparse also calls this on a sub-command's parser, so each parser refuses its own unknown options.
         arguments, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            name = unknown[0].split("=")[0]
-            nearest = difflib.get_close_matches(name, self._option_string_actions, 1)
-            hint = f"did you mean {nearest[0]}?" if nearest else f"see {self.prog} --help"
-            self.error(f"unknown option {name}; {hint}")
+            self._refuse(unknown[0], sys.argv[1:] if args is None else list(args))
         return arguments, unknown
+
+    def _refuse(self, word: str, words: list[str]) -> NoReturn:
+        before = words[words.index(word) - 1] if word in words[1:] else ""
+        if not word.startswith("-"):
+            if before in self._option_string_actions:
+                self.error(f"{before} takes no value, got {word!r}; leave it out")
+            self.error(f"unexpected word {word!r}; see {self.prog} --help")
+        name = word.split("=")[0]
+        nearest = difflib.get_close_matches(name, self._option_string_actions, 1)
+        hint = f"did you mean {nearest[0]}?" if nearest else f"see {self.prog} --help"
+        self.error(f"unknown option {name}; {hint}")
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: {one_line(message).removeprefix('argument ')}\n")
 
 
-def command(name: str) -> Callable[[Main], Main]:
+def command(name: str, words: Callable[[Exception], str] = str) -> Callable[[Main], Main]:
     """Decorate a command's main function so that errors for the user are printed in one line.
 
     An error that the user can correct gives exit code 2. A run that diverged (FloatingPointError) gives exit
-    code 1. A warning is printed in one line.
+    code 1, Ctrl-C 130 and a line that says how to go on. A warning is printed in one line. `words` turns an
+    error of exit code 2 into its text.
     """
 
     def decorate(main: Main) -> Main:
@@ -52,20 +66,41 @@ def command(name: str) -> Callable[[Main], Main]:
                 try:
                     return main(argv)
                 except KeyboardInterrupt:
-                    return _fail(name, "interrupted", 130)
+                    pass
                 except FloatingPointError as error:
                     return _fail(name, error, 1)
+                except DiskFullError as error:
+                    return _fail(name, f"{error}, then go on: {interrupts.how_to_go_on()}", 2)
                 except Exception as error:
-                    if not _is_for_the_user(error):
-                        raise
-                    return _fail(name, error, 2)
+                    if not interrupts.seen():
+                        if not is_for_the_user(error):
+                            raise
+                        return _fail(name, words(error), 2)
+            # After the frames of the work are gone, and with them their progress bars
+            return interrupts.leave(name)
 
         return run
 
     return decorate
 
 
-def whole_number(least: int = 1, multiple_of: int = 1, why: str = "") -> Callable[[str], int]:
+def path(text: str) -> Path:
+    """The `type` of an option that names a folder or a file.
+
+    An empty name, most often that of a shell variable that is not set, would stand for the current folder.
+
+    >>> path("")
+    Traceback (most recent call last):
+    argparse.ArgumentTypeError: is empty: name a path, or leave the option out
+    """
+    if not text.strip():
+        raise argparse.ArgumentTypeError("is empty: name a path, or leave the option out")
+    return Path(text)
+
+
+def whole_number(
+    least: int = 1, most: int = 10**9, multiple_of: int = 1, why: str = ""
+) -> Callable[[str], int]:
     """The `type` of an option that takes a whole number; `why` explains the limit in the error.
 
     >>> whole_number(least=1)("3")
@@ -77,7 +112,12 @@ def whole_number(least: int = 1, multiple_of: int = 1, why: str = "") -> Callabl
     wanted = f"a whole number >= {least}" if multiple_of == 1 else f"a positive multiple of {multiple_of}"
 
     def read(text: str) -> int:
-        value = int(text) if text.lstrip("-").isdecimal() else least - 1
+        try:
+            value = int(text)
+        except ValueError:  # no number, or one of thousands of digits
+            value = least - 1
+        if value > most:
+            raise argparse.ArgumentTypeError(f"must be <= {most:,}, got {text}{why and f' ({why})'}")
         if value < least or value % multiple_of:
             raise argparse.ArgumentTypeError(f"must be {wanted}, got {text}{why and f' ({why})'}")
         return value
@@ -85,17 +125,31 @@ def whole_number(least: int = 1, multiple_of: int = 1, why: str = "") -> Callabl
     return read
 
 
+def bar(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """The items, with a progress bar where someone watches standard error and tqdm is installed."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:  # it belongs to the extra `train`
+        return items
+    return tqdm(items, what, total, leave=False, disable=None)
+
+
+def say(line: str) -> None:
+    """Print a line, above the progress bar if there is one."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        print(line, flush=True)
+    else:
+        tqdm.write(line)
+
+
 def one_line(message: object) -> str:
     """The message with every stretch of white space replaced by one space."""
     return " ".join(str(message).split())
 
 
-def _fail(name: str, message: object, code: int) -> int:
-    print(f"{name}: {one_line(message)}", file=sys.stderr)
-    return code
-
-
-def _is_for_the_user(error: Exception) -> bool:
+def is_for_the_user(error: BaseException) -> bool:
     """Whether the message was written for the user; any other error is a bug, and its traceback must be seen.
 
     Messages for the user come from the operating system or from this package: an error class of ours, or a
@@ -108,6 +162,11 @@ def _is_for_the_user(error: Exception) -> bool:
         trace = trace.tb_next
     raised_in = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
     return isinstance(error, (ValueError, TypeError)) and raised_in.startswith("eagc_ops")
+
+
+def _fail(name: str, message: object, code: int) -> int:
+    print(f"{name}: {one_line(message)}", file=sys.stderr)
+    return code
 
 
 @contextlib.contextmanager

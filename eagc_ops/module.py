@@ -146,12 +146,46 @@ class EAGC(nn.Module):
         self.energy_ref.copy_(subspace.energy_ref)
         self._halve()
 
-    def warmup(self, rows: int, dtype: torch.dtype) -> None:
-        """Compile the Triton kernels for this many rows ahead of a CUDA graph capture or a timing."""
-        if kernels.implementation(self.execution, self.matrix.device, dtype) == "triton":
-            from eagc_ops.kernels import launch
+    def warmup(
+        self,
+        rows: int,
+        dtype: torch.dtype,
+        *,
+        anchored: bool = True,
+        z_ref_dtype: torch.dtype | None = None,
+        scaled: bool = False,
+    ) -> None:
+        """Compile and load what a training step launches, ahead of a CUDA graph capture or a timing.
 
-            launch.warmup(rows, dtype, self.matrix, self.settings, self.precision)
+        Args:
+            rows: the number of rows.
+            dtype: the dtype of z.
+            anchored: whether z_ref is passed.
+            z_ref_dtype: the dtype of z_ref; None: that of z.
+            scaled: whether a token is taken, or a tensor `loss_scale` passed.
+
+        A step launches one kernel, and one more with a running Ebar. Other implementations need no warm-up.
+        """
+        if kernels.implementation(self.execution, self.matrix.device, dtype) != "triton":
+            return
+        z = torch.zeros((rows, self.matrix.shape[0]), dtype=dtype, device=self.matrix.device)
+        one = torch.ones((), device=z.device)
+        anchored = anchored and self.lambda_a != 0
+        counted = self.energy_momentum is not None or (anchored and self.anchor == "mean")
+        inputs = Inputs(
+            z,
+            z.to(z_ref_dtype or dtype) if anchored else None,
+            torch.arange(rows, device=z.device) % 2 == 0,
+            self.matrix,
+            self.energy_ref.clone(),
+            scale=one if scaled else None,
+            labelled=one if self.process_group is not None and counted else None,
+            half=self._half(dtype),
+        )
+        kernels.coordinate(z, inputs, self.settings, self.execution)
+        if self.energy_momentum is not None:
+            alone = self.process_group is None
+            kernels.labelled_energy(inputs, self.energy_momentum, self.execution, update=alone)
 
     def extra_repr(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._state_settings().items())

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import io
 import re
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -19,19 +20,23 @@ from typing import Any, NamedTuple
 import torch
 import triton
 from torch import Tensor
-from triton import knobs
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource, make_backend
-from triton.runtime.jit import create_function_from_signature
 
 from .assembly import Loop, instructions, product_loops
 from .launch import Launch, coordinate_launches, labelled_energy_launches, operand_dtype
+from .ptx import unknown_instructions
 from .records import Coordination, Inputs, Precision, Tau
 from .tiles import SCAN_LIMIT, Tile, pick
 
+# The gate reads what Triton does not promise to keep: knobs, the form of a source, the words of reports. A
+# test compares both versions with the constraints files.
+LOWEST_TRITON, TESTED_TRITON = (3, 6), (3, 9)
 KERNELS = ("coordinate", "labelled_energy")  # and "compaction"
 TF32: tuple[Precision, ...] = ("tf32x3", "tf32")  # on NVIDIA's tensor cores only
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+class UnsupportedTriton(ImportError):
+    """The internals of the installed Triton are not those that the gate reads."""
 
 
 @dataclass(frozen=True)
@@ -99,6 +104,7 @@ class Resources:
     blocks_per_sm: int
     loops: tuple[Loop, ...]  # over the inner dimension, in the order of `steps`
     problems: tuple[str, ...]
+    beyond_machine: tuple[str, ...]  # opcodes that the PTX machine does not execute; AMD code: its language
     instructions: int = 0  # of the whole kernel, in machine code
 
 
@@ -162,7 +168,12 @@ def triangle_cases() -> Iterator[Case]:
 
 
 def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resources]]:
-    """Compile in separate processes: a compilation is single-threaded and takes seconds."""
+    """Compile in separate processes: a compilation is single-threaded and takes seconds.
+
+    A Triton with other internals raises `UnsupportedTriton`.
+    """
+    if _version() < LOWEST_TRITON:
+        raise _unsupported("it is older")
     with ProcessPoolExecutor(workers) as pool:
         return list(zip(chosen, pool.map(compile_case, chosen)))
 
@@ -170,25 +181,26 @@ def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resour
 def compile_case(case: Case) -> Resources:
     # With these two settings Triton bypasses its cache and prints the log of the ptxas run that makes the
     # binary.
-    knobs.nvidia.dump_ptxas_log = knobs.compilation.always_compile = True
-    with contextlib.redirect_stdout(io.StringIO()) as log:
+    with _reading_internals(), contextlib.redirect_stdout(io.StringIO()) as log:
+        triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True
         compiled = compiled_kernel(case)
-    shared = compiled.metadata.shared
+        shared = compiled.metadata.shared
+        assembly = compiled.asm["amdgcn" if case.arch.startswith("gfx") else "ptx"]
+        loops = product_loops(compiled.asm, compiled.metadata.num_warps)
     if case.arch.startswith("gfx"):
-        assembly = compiled.asm["amdgcn"]
         registers = _number(r"\.vgpr_count:\s+(\d+)", assembly)
         spills = _number(r"\.vgpr_spill_count:\s+(\d+)", assembly) * 4 * LIMITS[case.arch].lanes
         stores = loads = spills
         fp64 = len(re.findall(r"^\s*v_\w+_f64", assembly, re.MULTILINE))
+        beyond = ["amdgcn"]
     else:
-        assembly = compiled.asm["ptx"]
         report = log.getvalue()
         registers = _number(r"Used (\d+) registers", report)
         stores = _number(r"(\d+) bytes spill stores", report)
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
-    loops = product_loops(compiled.asm, compiled.metadata.num_warps)
-    judged = judge(case, registers, stores, loads, shared, fp64, loops)
+        beyond = unknown_instructions(assembly)
+    judged = judge(case, registers, stores, loads, shared, fp64, loops, beyond)
     return replace(judged, instructions=instructions(compiled.asm))
 
 
@@ -198,12 +210,20 @@ def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
     return triton.compile(what, target=target(case.arch), options=options)
 
 
-def target(arch: str) -> GPUTarget:
-    return GPUTarget("hip", arch, 64) if arch.startswith("gfx") else GPUTarget("cuda", int(arch[3:]), 32)
+def target(arch: str) -> triton.backends.compiler.GPUTarget:
+    backend = ("hip", arch, 64) if arch.startswith("gfx") else ("cuda", int(arch[3:]), 32)
+    return triton.backends.compiler.GPUTarget(*backend)
 
 
 def judge(
-    case: Case, registers: int, stores: int, loads: int, shared: int, fp64: int, loops: Sequence[Loop]
+    case: Case,
+    registers: int,
+    stores: int,
+    loads: int,
+    shared: int,
+    fp64: int,
+    loops: Sequence[Loop],
+    beyond_machine: Sequence[str] = (),
 ) -> Resources:
     """The gate: the problems of a compiled kernel, and how many of its blocks an SM holds."""
     limits = LIMITS[case.arch]
@@ -226,21 +246,22 @@ def judge(
     by_registers = SCHEDULERS * (limits.registers // SCHEDULERS // per_warp) // warps
     by_shared = limits.shared // (shared + limits.reserved) if shared else limits.blocks
     blocks = min(by_registers, by_shared, limits.warps // warps, limits.blocks)
-    return Resources(registers, stores, loads, shared, fp64, blocks, tuple(loops), tuple(problems))
+    found = (tuple(loops), tuple(problems), tuple(beyond_machine))
+    return Resources(registers, stores, loads, shared, fp64, blocks, *found)
 
 
-def source(case: Case) -> tuple[ASTSource, dict[str, Any]]:
+def source(case: Case) -> tuple[triton.compiler.ASTSource, dict[str, Any]]:
     """What Triton compiles for a launch of the case: types, constants, attributes (alignment) and options.
 
     The launch is that of `launch`, with tensors that have no memory.
     """
     launched = launch_of(case)
-    backend = make_backend(target(case.arch))
+    backend = triton.compiler.make_backend(target(case.arch))
     kernel = launched.kernel
-    bind = create_function_from_signature(kernel.signature, kernel.params, backend)
+    bind = triton.runtime.jit.create_function_from_signature(kernel.signature, kernel.params, backend)
     arguments = launched.arguments
     options, *parts = kernel._pack_args(backend, arguments, *bind(**arguments))
-    return ASTSource(kernel, *parts), vars(options)
+    return triton.compiler.ASTSource(kernel, *parts), vars(options)
 
 
 def launch_of(case: Case) -> Launch:
@@ -264,6 +285,22 @@ def launch_of(case: Case) -> Launch:
     else:
         launches = coordinate_launches(z, inputs, settings, case.precision, case.tile, case.arch)
     return launches[0 if case.kernel == "compaction" else -1]
+
+
+def executable(results: Sequence[tuple[Case, Resources]]) -> str:
+    """How many of the compiled kernels the PTX machine can execute, and why not the others."""
+    reasons = {"wgmma": "wgmma", "tcgen05": "tcgen05", "amdgcn": "AMD code"}
+    counts: Counter[str] = Counter()
+    for _, found in results:
+        opcodes = found.beyond_machine
+        if opcodes:
+            names = [name for start, name in reasons.items() if any(o.startswith(start) for o in opcodes)]
+            counts[names[0] if names else opcodes[0]] += 1
+    able = len(results) - counts.total()
+    others = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
+    return (
+        f"{able} of {len(results)} can be executed by the PTX machine{f'; not: {others}' if others else ''}"
+    )
 
 
 def as_record(case: Case, resources: Resources) -> dict[str, Any]:
@@ -341,8 +378,29 @@ def _case(
 def _number(pattern: str, text: str) -> int:
     match = re.search(pattern, text)
     if not match:
-        raise RuntimeError(
-            f"the compiler's report has no {pattern!r}; a different compiler version may word it "
-            f"differently:\n{text[-2000:]}"
-        )
+        raise _unsupported(f"its compiler's report has no {pattern!r}")
     return int(match.group(1))
+
+
+@contextlib.contextmanager
+def _reading_internals() -> Iterator[None]:
+    """Errors by which Python says that a name or a parameter does not exist become `UnsupportedTriton`.
+
+    An error in a kernel is not one of them: Triton raises a CompilationError.
+    """
+    try:
+        yield
+    except (AttributeError, ImportError, KeyError, TypeError) as error:
+        raise _unsupported(f"{type(error).__name__}: {error}") from error
+
+
+def _unsupported(difference: str) -> UnsupportedTriton:
+    lowest, tested = (".".join(map(str, version)) for version in (LOWEST_TRITON, TESTED_TRITON))
+    return UnsupportedTriton(
+        f"compiling for absent GPUs needs Triton {lowest} or later (tested up to {tested}), but this is "
+        f"Triton {triton.__version__} ({difference}); the operator itself does not need it"
+    )
+
+
+def _version() -> tuple[int, ...]:
+    return tuple(int(part) for part in triton.__version__.split(".")[:2])

@@ -15,7 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NamedTuple
 
-from triton import knobs
+import triton
 
 
 class Loop(NamedTuple):
@@ -75,13 +75,14 @@ def instructions(assembly: dict[str, object]) -> int:
 # loops over the inner dimension, 23 % in the loop that writes g - w (g S).
 _SHARE_OF_PRODUCTS = 1 / 3
 
-_PTX = (re.compile(r"(\$L__BB\w+):"), re.compile(r"\bbra(?:\.uni)?\s+(\$L__BB\w+);"), re.compile(r"[a-z]"))
+# LLVM says in a comment which labels belong to a loop; other branches back come from blocks that were moved.
+_PTX = (re.compile(r"(\$L__BB\w+):.*\bLoop\b"), re.compile(r"\bbra(?:\.uni)?\s+(\$L__BB\w+);"), re.compile(r"[a-z]"))
 _SASS = (
     re.compile(r"(\.L_x_\d+):"),
     re.compile(r"\bBRA(?:\.\S+)?\s.*`\((\.L_x_\d+)\)"),
     re.compile(r"/\*[0-9a-f]{4,}\*/"),
 )
-_AMD = (re.compile(r"(\.LBB\w+):"), re.compile(r"s_c?branch\w*\s+(\.LBB\w+)"), re.compile(r"[a-z]"))
+_AMD = (re.compile(r"(\.LBB\w+):.*\bLoop\b"), re.compile(r"s_c?branch\w*\s+(\.LBB\w+)"), re.compile(r"[a-z]"))
 
 
 def _loops(
@@ -200,5 +201,5 @@ def _disassembled(cubin: bytes) -> str:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "kernel.cubin"
         path.write_bytes(cubin)
-        command = [knobs.nvidia.nvdisasm.path, "-c", str(path)]
+        command = [triton.knobs.nvidia.nvdisasm.path, "-c", str(path)]
         return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -7,7 +7,9 @@ interpreter (TRITON_INTERPRET=1 set before the first import).
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+import functools
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 import torch
@@ -15,9 +17,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from . import tuned
 from .fused import compaction_kernel, coordinate_kernel, labelled_energy_kernel
 from .records import Coordinated, Coordination, Inputs, Precision
-from .tiles import SCAN_LIMIT, TABLE, Tile, architecture, pick, products
+from .tiles import SCAN_LIMIT, Tile, architecture, pick
 
 GRID_LIMIT = 65535  # programs along the second axis of a CUDA grid
 INTERPRETED = not isinstance(coordinate_kernel, triton.runtime.JITFunction)
@@ -144,43 +147,30 @@ def labelled_energy_launches(
     return [*launches, *plan.launches(labelled_energy_kernel, arguments)]
 
 
-def warmup(
-    rows: int, dtype: torch.dtype, matrix: Tensor, settings: Coordination, precision: Precision = "auto"
-) -> None:
-    """Compile every form of a call with this many rows ahead of a CUDA graph capture.
+@contextlib.contextmanager
+def compiling(workers: int) -> Iterator[list[Future[Any]]]:
+    """Within the block launches only compile their kernels, `workers` at a time, and return nothing of use.
 
-    The forms differ in z_ref (none, in z's dtype and, for half features, in fp32) and in whether scale and
-    the number of labelled rows are passed. The call also makes the half copy of the matrix for use outside a
-    capture. A capture casts the matrix itself, as a part of the graph, and so follows later writes to it.
+    It yields the compilations under way. A kernel that does not compile raises when it is launched.
     """
-    z = torch.zeros((rows, matrix.shape[0]), dtype=dtype, device=matrix.device)
-    mask = torch.arange(rows, device=matrix.device) % 2 == 0
-    one = torch.ones((), device=matrix.device)
-    settings = settings._replace(lambda_a=1.0, lambda_p=1.0)
-    for z_ref in (None, z) if dtype == torch.float32 else (None, z, z.float()):
-        for scale in (None, one):
-            for labelled in (None, one):
-                coordinate(z, Inputs(z, z_ref, mask, matrix, one, scale, labelled), settings, precision)
-    for update in (True, False):
-        labelled_energy(Inputs(z, None, mask, matrix, one.clone()), 0.5, precision, update=update)
+    global _only_compile
+    futures: list[Future[Any]] = []
+
+    class Noting(ThreadPoolExecutor):
+        def submit(self, *args: Any, **options: Any) -> Future[Any]:
+            futures.append(super().submit(*args, **options))
+            return futures[-1]
+
+    # Threads suffice: Triton's compiler releases Python's lock, and ptxas is a process.
+    with Noting(workers) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
+        _only_compile = True
+        try:
+            yield futures
+        finally:
+            _only_compile = False
 
 
-def autotune(
-    rows: int, dim: int, dtype: torch.dtype, device: torch.device, timer: Callable[[Callable[[], Any]], float]
-) -> dict[Tile, float]:
-    """Seconds of a call with each tile of the table, on this device.
-
-    `timer(run)` returns the seconds of `run()`. The fastest tile is min(result, key=result.get).
-    """
-    z = torch.randn((rows, dim), dtype=dtype, device=device)
-    mask = torch.arange(rows, device=device) % 2 == 0
-    inputs = Inputs(z, z, mask, torch.eye(dim, device=device) * 0.5, torch.ones((), device=device))
-    tiles = dict.fromkeys(entry.tile(products(dtype, "auto")) for entry in TABLE)
-
-    def run(tile: Tile) -> Callable[[], Any]:
-        return lambda: coordinate(z, inputs, Coordination(), tile=tile)
-
-    return {tile: timer(run(tile)) for tile in tiles}
+_only_compile = False
 
 
 def operand_dtype(dtype: torch.dtype, precision: Precision) -> torch.dtype:
@@ -214,7 +204,7 @@ class _Plan:
         self.device = z.device
         arch = arch or architecture(z.device)
         precision = effective(precision, z.dtype)
-        self.tile = tile or pick(arch, self.rows, self.dim, z.dtype, precision, z_ref_dtype)
+        self.tile = tile or _tile(z, precision, z_ref_dtype)
         dtype = operand_dtype(z.dtype, precision)
         self.matrix = _operand(inputs, dtype)
         self.column_blocks = triton.cdiv(self.dim, self.tile.block_n)
@@ -229,6 +219,9 @@ class _Plan:
             "AMD": arch.startswith("gfx"),
             **compile_options(self.tile.warps, self.tile.stages),
         }
+        if arch.startswith("gfx") and self.tile.block_m < 64:
+            # Matrix instructions of 16 x 16: a block of 32 x 64 has two of 32 x 32, which four waves would repeat.
+            self.options["matrix_instr_nonkdim"] = 16
 
     def launches(self, kernel: Any, arguments: dict[str, Any]) -> Iterator[Launch]:
         """Over all row blocks: one, unless they are more than a grid holds."""
@@ -273,7 +266,8 @@ def _run(launches: list[Launch], device: torch.device) -> None:
     # Triton launches on the current device.
     with torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext():
         for kernel, grid, arguments in launches:
-            kernel[grid](**arguments)
+            run = functools.partial(kernel.warmup, grid=grid) if _only_compile else kernel[grid]
+            run(**arguments)
 
 
 def _as_bytes(mask: Tensor) -> Tensor:
@@ -288,6 +282,16 @@ def _as_bytes(mask: Tensor) -> Tensor:
 def _with_unit_columns(x: Tensor) -> Tensor:
     """x, or a contiguous copy: rows may be strided (a slice of a wider tensor), but not columns."""
     return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
+
+
+def _tile(z: Tensor, precision: Precision, z_ref_dtype: torch.dtype | None) -> Tile:
+    """The tile that `eagc tune` found on this machine, or that of the table.
+
+    The search times z_ref in z's dtype; a different one needs more registers.
+    """
+    rows, dim = z.shape
+    found = tuned.tile(z.device, rows, dim, z.dtype, precision) if z_ref_dtype in (None, z.dtype) else None
+    return found or pick(architecture(z.device), rows, dim, z.dtype, precision, z_ref_dtype)
 
 
 def _operand(inputs: Inputs, dtype: torch.dtype) -> Tensor:

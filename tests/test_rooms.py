@@ -10,6 +10,7 @@ ROOT = Path(__file__).resolve().parents[1]
 # Lowest first. A room is a folder or a file of the repository, named as it is imported.
 TRAINING = (
     "progress",
+    "scores",
     "config",
     "data",
     "models",

@@ -23,7 +23,9 @@ from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.jobs import Job
 from eagc_ops.training.engine.loop import Callback, Evaluation, Loop
-from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.engine.preconditions import changed, check_run
+from eagc_ops.training.engine.ranks import attended
+from eagc_ops.training.engine.run_folder import RunFolder, writing
 
 __all__ = ["evaluate", "resume", "run_job", "train"]
 
@@ -32,20 +34,19 @@ def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()
     """Train a new run in the folder `output`; reference models are kept in `references` beside it.
 
     Returns the content of result.json: {"headline": "last" | "best", "last": {"epoch", "all", "old", "new"},
-    "best": {...}, "warnings": [...], "reference_cross_entropy": float | None}.
+    "best": {...}, "warnings": [...], "reference_cross_entropy": float | None}, and "best_start": {...} if the
+    run also scores the clusters at the start of every epoch (`start_accuracy`).
     """
     output = Path(output)
-    if output.exists() and not (output.is_dir() and not any(output.iterdir())):
-        raise ConfigError(
-            f"{output} is not an empty folder: resume the run in it, or choose a different folder"
-        )
-    config, estimate = _with_estimated_k(config)
-    experiment = Experiment(config)
-    start = experiment.starting_point  # read now: one that does not fit must fail before a folder is made
-    facts = experiment.facts.replace(k_estimate=estimate, start=start and start.record)
-    experiment.accelerator.wait_for_everyone()  # every process must see an empty folder before one writes
-    folder = RunFolder.create(output, config, facts, experiment.main)
-    return _fit(experiment, folder, callbacks)
+    check_run(config, output)
+    with writing(output), attended():
+        config, estimate = _with_estimated_k(config)
+        experiment = Experiment(config)
+        start = experiment.starting_point  # read now: one that does not fit must fail before run.json is made
+        facts = experiment.facts.replace(k_estimate=estimate, start=start and start.record)
+        experiment.accelerator.wait_for_everyone()  # every process must see an empty folder before one writes
+        folder = RunFolder.create(output, config, facts, experiment.main)
+        return _fit(experiment, folder, callbacks)
 
 
 def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: Any) -> dict[str, Any]:
@@ -54,12 +55,15 @@ def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: An
     `changes` may only touch settings of the machine. A complete run returns its result at once.
     """
     folder = RunFolder.open(output)
-    config = _changed(folder.config, changes)
+    config = changed(folder.config, changes)
     if (result := folder.result()) is not None:
         return result
-    experiment = Experiment(config)
-    folder.main = experiment.main
-    return _fit(experiment, folder, callbacks)
+    check_run(config)
+    with writing(folder.path), attended():
+        experiment = Experiment(config)
+        folder.check(experiment.facts)
+        folder.main = experiment.main
+        return _fit(experiment, folder, callbacks)
 
 
 def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accuracy:
@@ -70,7 +74,7 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
     folder = RunFolder.open(output)
     if which not in ("last", "best"):
         raise ConfigError(f"which must be one of last, best, got {which!r}")
-    experiment = Experiment(_changed(folder.config, changes))
+    experiment = Experiment(changed(folder.config, changes))
     tensors, _ = experiment.read_checkpoint(folder.last if which == "last" else folder.best)
     experiment.student.load(tensors)
     return Accuracy(**_evaluation(experiment).scores)
@@ -81,25 +85,26 @@ def run_job(job: Job) -> dict[str, Any]:
     config, folder = job.config, job.folder
     if (folder / "run.json").exists():
         return resume(folder, **{name: getattr(config, name) for name in config.machine_settings()})
-    for partial in folder.glob("*.partial"):  # a kill while run.json was written: training had not begun
-        partial.unlink()
     return train(config, folder)
 
 
 def _fit(experiment: Experiment, folder: RunFolder, callbacks: Sequence[Callback]) -> dict[str, Any]:
-    diagnose = experiment.config.diagnose
-    diagnosis = [] if diagnose is None else [Diagnose(diagnose)]
-    return Loop(experiment, folder, _evaluation, [*diagnosis, *callbacks]).fit()
+    return Loop(experiment, folder, _evaluation, [Diagnose(), *callbacks]).fit()
 
 
 def _evaluation(experiment: Experiment) -> Evaluation:
-    """All / Old / New of the current student on the unlabelled set."""
+    """All / Old / New of the current student on the unlabelled set, and of the clusters of its epoch."""
     student, data = experiment.student, experiment.data
+    truth = data.unlabelled.labels
     student.eval()
     with torch.no_grad(), experiment.accelerator.autocast():
         predictions = student.method.predict(experiment.features).cpu()
-    scores = accuracy(predictions, data.unlabelled.labels, data.known)
-    return Evaluation(scores._asdict(), len(predictions.unique()))
+    clusters = student.method.clusters_of_epoch(data.unlabelled.uq_idx)
+    return Evaluation(
+        accuracy(predictions, truth, data.known)._asdict(),
+        len(predictions.unique()),
+        None if clusters is None else accuracy(clusters.cpu(), truth, data.known)._asdict(),
+    )
 
 
 def _with_estimated_k(config: Config) -> tuple[Config, dict[str, Any] | None]:
@@ -112,18 +117,3 @@ def _with_estimated_k(config: Config) -> tuple[Config, dict[str, Any] | None]:
     # Processes may round differently, so all use the main one's number.
     k = int(broadcast(torch.tensor(estimate.k, device=experiment.device)))
     return config.replace(k=k), estimate._asdict()
-
-
-def _changed(config: Config, changes: dict[str, Any]) -> Config:
-    """The configuration of an existing run with `changes`, which must not affect its numbers."""
-    unknown = [name for name in changes if name not in config.help_texts()]
-    if unknown:
-        raise ConfigError(f"{', '.join(unknown)} is not a setting of {config.method}")
-    free = config.machine_settings()
-    fixed = [name for name, value in changes.items() if name not in free and value != getattr(config, name)]
-    if fixed:
-        raise ConfigError(
-            f"{', '.join(fixed)} cannot change in an existing run (only {', '.join(free)} can): "
-            "start a new run"
-        )
-    return config.replace(**changes)

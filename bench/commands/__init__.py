@@ -1,7 +1,7 @@
 """`eagc bench COMMAND`: one command per question.
 
 Each command has a file here, with `parse(argv)` for its options and `run(arguments)`, which measures, saves
-and prints.
+and prints. torch is imported by `run`: --help and wrong options do not wait for it.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import argparse
 import importlib
 
 from eagc_ops.bench.commands.options import make_folders
-from eagc_ops.bench.measure import pin_process
+from eagc_ops.bench.pinning import pin_process
 from eagc_ops.console import Parser, command
 
 COMMANDS = {
@@ -35,8 +35,10 @@ def main(argv: list[str]) -> int:
         epilog=f"commands:\n{listed}\n\n`eagc bench COMMAND --help` shows a command's options.",
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("command", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
+    parser.add_argument("command", nargs="?", choices=COMMANDS, metavar="COMMAND", help=argparse.SUPPRESS)
     name = parser.parse_args(argv[:1]).command
+    if name is None:
+        parser.error(f"COMMAND is missing; choose one of {', '.join(COMMANDS)}")
     module = importlib.import_module(f"eagc_ops.bench.commands.{name}")
 
     @command(f"eagc bench {name}")

@@ -12,7 +12,6 @@ from types import ModuleType
 
 from eagc_ops.bench.commands import conceptor, operator, overhead, roofline, throughput
 from eagc_ops.bench.commands.options import FEWER_ROUNDS, command_parser
-from eagc_ops.bench.results_file import load
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -23,6 +22,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from eagc_ops.bench.results_file import load
+
     folder = arguments.output
     begin = time.perf_counter()
 

@@ -4,24 +4,29 @@ from __future__ import annotations
 
 import argparse
 import sys
-from pathlib import Path
 
-from eagc_ops.bench import tables
 from eagc_ops.bench.commands.options import command_parser, share
-from eagc_ops.bench.compare import compare, machine_differences
-from eagc_ops.bench.results_file import load
+from eagc_ops.console import path
+from eagc_ops.places import readable_file
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = command_parser("compare", __doc__)
-    parser.add_argument("a", type=Path, metavar="A.json", help="before")
-    parser.add_argument("b", type=Path, metavar="B.json", help="after")
+    parser.add_argument("a", type=path, metavar="A.json", help="before")
+    parser.add_argument("b", type=path, metavar="B.json", help="after")
     threshold = "a change for the worse beyond this share is a regression (default: 0.1, which is 10 %%)"
     parser.add_argument("--threshold", type=share, default=0.1, help=threshold)
-    return parser.parse_args(argv)
+    arguments = parser.parse_args(argv)
+    for name, file in (("A.json", arguments.a), ("B.json", arguments.b)):
+        readable_file(name, file, "name a results file of `eagc bench`")
+    return arguments
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from eagc_ops.bench import tables
+    from eagc_ops.bench.compare import compare, machine_differences
+    from eagc_ops.bench.results_file import load
+
     a, b = load(arguments.a), load(arguments.b)
     changes = compare(a, b, arguments.threshold)
     if differing := machine_differences(a, b):

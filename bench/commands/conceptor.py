@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from eagc_ops.bench import conceptor, tables
 from eagc_ops.bench.commands.options import RESULTS_FILE, command_parser, device, settings
-from eagc_ops.bench.results_file import save
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -15,6 +13,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from eagc_ops.bench import conceptor, tables
+    from eagc_ops.bench.results_file import save
+
     results = conceptor.conceptor_tables(arguments.quick, device())
     if arguments.output:
         content = {**results, "settings": settings(arguments) | results["settings"]}

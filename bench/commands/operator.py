@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from eagc_ops.bench import operator, tables
 from eagc_ops.bench.commands.options import FEWER_ROUNDS, RESULTS_FILE, command_parser, settings
-from eagc_ops.bench.results_file import save
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
@@ -14,6 +12,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 
 def run(arguments: argparse.Namespace) -> int:
+    from eagc_ops.bench import operator, tables
+    from eagc_ops.bench.results_file import save
+
     calls = operator.operator_rows((lambda rows: 5) if arguments.quick else operator.ROUNDS.get)
     solves = operator.solve_rows(5 if arguments.quick else 21)
     if arguments.output:

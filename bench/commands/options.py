@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import math
-import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-import torch
+from eagc_ops.console import Parser, path
+from eagc_ops.places import writable_file, writable_folder
 
-from eagc_ops.console import Parser
+if TYPE_CHECKING:
+    import torch
 
 FEWER_ROUNDS = "fewer rounds, for a quick look: too noisy to quote"
 RESULTS_FILE = "also write the results as JSON, with machine, versions and commit"
@@ -24,7 +25,7 @@ def command_parser(name: str, description: str | None, *, output: str = "", quic
     parser = Parser(prog=f"eagc bench {name}", description=description)
     parser.set_defaults(command=name)
     if output:
-        parser.add_argument("-o", "--output", type=Path, help=output)
+        parser.add_argument("-o", "--output", type=path, help=output)
     if quick:
         parser.add_argument("--quick", action="store_true", help=quick)
     return parser
@@ -53,30 +54,26 @@ def picture(text: str) -> Path:
 
 
 def make_folders(arguments: argparse.Namespace) -> None:
-    """Make the folders of all files that will be written; raise a ValueError if that is impossible."""
-    for option in ("output", "picture"):
-        path = getattr(arguments, option, None)
-        if path is None:
-            continue
-        folder = path if arguments.command == "all" else path.parent
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-            tempfile.TemporaryFile(dir=folder).close()
-        except OSError as error:
-            raise ValueError(
-                f"--{option} {path} cannot be written ({error}); choose a different place"
-            ) from error
-        if path.is_dir() and folder != path:
-            raise ValueError(f"--{option} {path} is a folder; pass the name of a file")
+    """Make the folders of all files that will be written, if all of them can be."""
+    named = {option: getattr(arguments, option, None) for option in ("output", "picture")}
+    places = {option: place for option, place in named.items() if place is not None}
+    for option, place in places.items():
+        (writable_folder if arguments.command == "all" else writable_file)(f"--{option}", place)
+    for place in places.values():
+        (place if arguments.command == "all" else place.parent).mkdir(parents=True, exist_ok=True)
 
 
 def settings(arguments: argparse.Namespace) -> dict[str, Any]:
     """The settings that two runs must share before their results can be compared."""
+    import torch
+
     return {"quick": arguments.quick, "device": str(device()), "threads": torch.get_num_threads()}
 
 
 def device() -> torch.device:
     """The GPU if there is one, else the CPU."""
+    import torch
+
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from eagc_ops.bench.commands.options import RESULTS_FILE, command_parser, device, picture, settings
-from eagc_ops.console import whole_number
+from eagc_ops.console import path, whole_number
+from eagc_ops.training.config import DATASETS
+from eagc_ops.training.config.places import check_root, check_split_file
 
 if TYPE_CHECKING:
     from eagc_ops.training.data import GCDData
@@ -18,7 +19,7 @@ IMAGE_SIZE = 224
 
 def parse(argv: list[str]) -> argparse.Namespace:
     parser = command_parser("overhead", __doc__, output=RESULTS_FILE, quick="3 rounds instead of 9")
-    rows = whole_number(multiple_of=4, why="two views of every image, half the images labelled")
+    rows = whole_number(most=4096, multiple_of=4, why="two views of every image, half the images labelled")
     rounds = "timed rounds; one takes about 25 s of CPU time with the defaults"
     data = "real images of this data set, with its --root (default: noise)"
     split = "class split of SSB data sets or of a plain image folder"
@@ -27,9 +28,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--rows", type=rows, default=16, help="rows of a step, two per image (default: 16)")
     parser.add_argument("--rounds", type=whole_number(), help=rounds)
-    parser.add_argument("--dataset", help=data)
-    parser.add_argument("--root", type=Path, help="folder of the data set")
-    parser.add_argument("--split-file", type=Path, help=split)
+    parser.add_argument("--dataset", choices=DATASETS, help=data)
+    parser.add_argument("--root", type=path, help="folder of the data set")
+    parser.add_argument("--split-file", type=path, help=split)
     parser.add_argument("--picture", type=picture, help="SVG or PNG to write")
     arguments = parser.parse_args(argv)
     for option, value in (("--root", arguments.root), ("--split-file", arguments.split_file)):
@@ -37,6 +38,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
             parser.error(
                 f"{option} {value} needs --dataset, the name of the data set; without both, noise is measured"
             )
+    if arguments.dataset is not None:
+        check_root(arguments.dataset, arguments.root, "--root")
+        check_split_file(arguments.dataset, arguments.split_file, "--split-file")
     return arguments
 
 

@@ -7,9 +7,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eagc_ops.bench import pictures, roofline, tables, throughput
 from eagc_ops.bench.commands.options import RESULTS_FILE, command_parser, device, picture, settings
-from eagc_ops.bench.results_file import HEADER, load, save
 from eagc_ops.environment import describe
 
 
@@ -26,6 +24,9 @@ def parse(argv: list[str]) -> argparse.Namespace:
 
 def run(arguments: argparse.Namespace, measured: list[dict[str, Any]] | None = None) -> int:
     """`measured` are rows of `throughput_rows`; without them some are measured here."""
+    from eagc_ops.bench import pictures, roofline, tables, throughput
+    from eagc_ops.bench.results_file import HEADER, save
+
     origin = describe()  # of the measured points
     if earlier := arguments.measured:
         roofs, measured = earlier["roofs"], earlier["measured"]
@@ -37,7 +38,7 @@ def run(arguments: argparse.Namespace, measured: list[dict[str, Any]] | None = N
         roofs = roofline.measured_roofs(device())
     try:
         modelled = roofline.modelled_rows((256,) if arguments.quick else (256, 1024, 4096, 16384))
-    except ModuleNotFoundError as error:  # Triton has no wheels for every platform
+    except ImportError as error:  # Triton has no wheels for every platform, or is one that `aot` cannot read
         print(f"no modelled points: {error}", file=sys.stderr)
         modelled = []
     if arguments.output:
@@ -59,6 +60,8 @@ def run(arguments: argparse.Namespace, measured: list[dict[str, Any]] | None = N
 
 def _earlier(text: str) -> dict[str, Any]:
     """The contents of a results file of this command."""
+    from eagc_ops.bench.results_file import load
+
     try:
         content = load(Path(text))
     except ValueError as error:

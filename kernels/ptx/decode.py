@@ -8,7 +8,7 @@ modifier that is ignored could change the result.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -56,19 +56,6 @@ FTZ, NAN_WINS = 1, 2
 TO_INTEGRAL, SATURATE, FLUSH = 8, 16, 32  # of cvt, beside the rounding
 
 
-class UnknownInstruction(NotImplementedError):
-    """The machine does not execute an instruction."""
-
-    def __init__(self, text: str, line: int) -> None:
-        self.text, self.line = text, line
-        opcode = re.sub(r"^@\S+\s+", "", text).split()[0]
-        hint = ""
-        if opcode.startswith(("wgmma", "tcgen05", "mbarrier", "cp.async.bulk")):
-            hint = "; tensor cores of sm_90 and sm_100 (wgmma, tcgen05) are out of its reach"
-        super().__init__(f"PTX line {line}: the machine does not execute {opcode!r} ({text}){hint}")
-        self.opcode = opcode
-
-
 @dataclass(frozen=True)
 class Statement:
     """An instruction of the text, its line and, if the compiler tells, the source it comes from."""
@@ -83,10 +70,23 @@ class Statement:
         return re.sub(r"^@\S+\s+", "", self.text).split()[0]
 
 
+class UnknownInstruction(NotImplementedError):
+    """The machine does not execute some instructions of a kernel: the first one, and the opcodes of all."""
+
+    def __init__(self, statement: Statement, opcodes: Sequence[str]) -> None:
+        self.statement, self.opcodes = statement, list(opcodes)
+        text = f"PTX line {statement.line}: the machine does not execute {statement.text!r}"
+        if len(opcodes) > 1:
+            text += f", nor {', '.join(opcodes[1:4])}{', ...' if len(opcodes) > 4 else ''}"
+        if any(opcode.startswith(("wgmma", "tcgen05")) for opcode in opcodes):
+            text += "; the tensor cores of sm_90 and sm_100 (wgmma, tcgen05) are out of its reach"
+        super().__init__(text)
+
+
 def unknown_instructions(text: str) -> list[str]:
     """The opcodes of a kernel that the machine does not execute, in order of appearance; empty: it runs.
 
-    >>> unknown_instructions(".entry k() { add.s32 %r1, %r1, 1; wgmma.fence.sync.aligned; ret; }")
+    >>> unknown_instructions(".entry k() { wgmma.fence.sync.aligned; bar.sync 0; ret; }")
     ['wgmma.fence.sync.aligned']
     """
     return Program(text, strict=False).unknown
@@ -101,6 +101,7 @@ class Program:
         threads: of a block, (x, y, z), if the text says so.
         statements: what stands in the text, one per instruction.
         code: the same, decoded (dtype INSTRUCTION).
+        unknown: opcodes that the machine does not execute; empty if `strict`.
         written: positions of the pointer parameters through which the kernel may write.
     """
 
@@ -127,46 +128,50 @@ class Program:
         self.labels: dict[str, int] = {}
         start = text[: entry.end()].count("\n") + 1
         self.statements = list(self._statements(_body(text[entry.end() :]), start, files))
-        self.unknown: list[str] = []
+        unknown: dict[str, Statement] = {}
         self.code = np.zeros(len(self.statements), INSTRUCTION)
         self._touched: list[tuple[list[str], list[str], str | None]] = []
         for number, statement in enumerate(self.statements):
             decoder = _Decoder(self, statement)
             try:
                 self.code[number] = decoder.record()
-            except UnknownInstruction as error:
-                if strict:
-                    raise
-                if error.opcode not in self.unknown:
-                    self.unknown.append(error.opcode)
+            except _Refused:
+                unknown.setdefault(statement.opcode, statement)
             self._touched.append((decoder.writes, decoder.reads, decoder.address))
+        self.unknown = list(unknown)
+        if strict and unknown:
+            raise UnknownInstruction(unknown[self.unknown[0]], self.unknown)
 
     @cached_property
     def written(self) -> frozenset[int]:
-        """Which parameters reach the address of a store: a register may point where its operands point."""
-        pointers: dict[str, int] = {}
-        every = (1 << len(self.parameters)) - 1
-        changed = True
-        while changed:
-            changed = False
-            for number, (writes, reads, _) in enumerate(self._touched):
-                from_parameter = self._parameter_loads.get(number)
-                if from_parameter is not None:
-                    reach = 1 << from_parameter
-                elif self.code[number]["operation"] in _LOADS:
-                    reach = 0
+        """Which parameters reach the address of a store: a register may point where its operands point.
+
+        What is stored to shared memory may be loaded from it: Triton exchanges pointers like that. A pointer
+        from global memory may point anywhere.
+        """
+        reach: dict[str, int] = {"shared": 0}  # of a register, as a mask of parameters
+        operations = [_NAMES[int(operation)] for operation in self.code["operation"]]
+        before = None
+        while reach != before:
+            before = dict(reach)
+            for number, (operation, (writes, reads, _)) in enumerate(zip(operations, self._touched)):
+                parameter = self._parameter_loads.get(number)
+                if operation in ("LOAD_SHARED", "LDMATRIX", "ATOM_SHARED"):
+                    sources = reach["shared"]
+                elif operation in ("LOAD_GLOBAL", "ATOM_GLOBAL"):
+                    sources = 0
                 else:
-                    reach = 0
+                    sources = 0 if parameter is None else 1 << parameter
                     for name in reads:
-                        reach |= pointers.get(name, 0)
+                        sources |= reach.get(name, 0)
+                if operation in ("STORE_SHARED", "STMATRIX"):
+                    reach["shared"] |= sources
                 for name in writes:
-                    if reach & ~pointers.get(name, 0):
-                        pointers[name] = pointers.get(name, 0) | reach
-                        changed = True
+                    reach[name] = reach.get(name, 0) | sources
         stored = 0
-        for number, (_, _, address) in enumerate(self._touched):
-            if address is not None and self.code[number]["operation"] in _GLOBAL_STORES:
-                stored |= pointers.get(address, 0) or every
+        for operation, (_, _, address) in zip(operations, self._touched):
+            if operation in ("STORE_GLOBAL", "ATOM_GLOBAL") and address is not None:
+                stored |= reach.get(address, 0) or -1
         return frozenset(k for k in range(len(self.parameters)) if stored >> k & 1)
 
     @cached_property
@@ -192,11 +197,9 @@ class Program:
 
     def place(self, name: str, scope: int = 0) -> int:
         """The byte offset of a register, a special register or a constant."""
-        for owner in (f"{name}#{scope}", name):
-            if owner in self._places:
-                return self._places[owner]
-        owner = f"{name}#{scope}" if f"{name}#{scope}" in self._widths else name
-        self._places[owner] = self._new(self.width(name, scope))
+        owner = _owned(name, scope) if _owned(name, scope) in self._widths else name
+        if owner not in self._places:
+            self._places[owner] = self._new(self.width(name, scope))
         return self._places[owner]
 
     def width(self, name: str, scope: int = 0) -> int:
@@ -204,7 +207,7 @@ class Program:
         if name in SPECIAL:
             return 4
         prefix = re.sub(r"\d+$", "", name)
-        for owner in (f"{name}#{scope}", name, prefix):
+        for owner in (_owned(name, scope), name, prefix):
             if owner in self._widths:
                 return self._widths[owner]
         raise KeyError(name)
@@ -253,49 +256,46 @@ class Program:
         kind, names = re.match(r"\.reg\s+\.(\w+)\s+(.*)", text, re.DOTALL).groups()  # type: ignore[union-attr]
         for name in (name.strip() for name in names.split(",")):
             numbered = re.match(r"(%?[\w$]+)<\d+>$", name)
-            own = f"{name}#{scope}" if scope and not numbered else name
-            self._widths[numbered[1] if numbered else own] = BYTES[kind]
+            self._widths[numbered[1] if numbered else _owned(name, scope)] = BYTES[kind]
 
     def _statements(self, body: str, line: int, files: dict[str, str]) -> Iterator[Statement]:
-        source, parts, scope, scopes, opened = "", [], 0, [0], 0
-        begun = line
+        """The instructions; declarations and labels go into their tables on the way."""
+        source, pending, begun, count = "", "", line, 0
+        scopes, opened = [0], 0
         for number, raw in enumerate(body.split("\n"), line):
             text = raw.split("//")[0].strip()
             if text.startswith(".loc"):
                 source = _source(text, files)
                 continue
-            for token in re.split(r"([;{}]|^[\w$%]+:)", text):
-                token = token.strip()
-                if not token:
-                    continue
-                in_vector = bool(parts) and (parts[-1].count("{") > parts[-1].count("}"))
-                if token == "{" and not parts:
+            for piece in re.findall(r"[;{}]|[^;{}]+", text):
+                if piece == "{" and not pending:
                     opened += 1
-                    scope = opened
-                    scopes.append(scope)
-                elif token == "}" and not parts:
+                    scopes.append(opened)
+                elif piece == "}" and not pending:
                     scopes.pop()
-                    scope = scopes[-1] if scopes else 0
-                elif re.fullmatch(r"[\w$%]+:", token) and not parts:
-                    label = token[:-1]
-                    self.labels[f"{label}#{scope}" if not label.startswith("$") else label] = self._count
-                elif token == ";" and not in_vector:
-                    statement = " ".join("".join(parts).split())
-                    parts = []
+                elif piece != ";":
+                    while not pending and (label := _LABEL.match(piece)):
+                        self.labels[_owned(label[1], scopes[-1])] = count
+                        piece = piece[label.end() :]
+                    if piece.strip():
+                        begun = begun if pending else number
+                        pending += piece
+                elif pending:
+                    statement, pending = " ".join(pending.split()), ""
                     if statement.startswith(".reg"):
-                        self._declare_registers(statement, scope)
-                    elif statement.startswith((".pragma", ".shared", ".extern")):
-                        pass
-                    elif statement:
-                        self._count += 1
-                        yield Statement(statement, begun, source, scope)
-                else:
-                    if not parts:
-                        begun = number
-                        parts = [""]
-                    parts[-1] += f"{token} " if token not in "{}" else token
+                        self._declare_registers(statement, scopes[-1])
+                    elif not statement.startswith((".pragma", ".shared")):
+                        yield Statement(statement, begun, source, scopes[-1])
+                        count += 1
+            pending += " " if pending else ""
 
-    _count = 0
+
+_LABEL = re.compile(r"\s*([\w$]+):(?!:)")
+
+
+def _owned(name: str, scope: int) -> str:
+    """The name of a label or register that was declared between inner braces."""
+    return f"{name}#{scope}" if scope else name
 
 
 def fill(image: np.ndarray, place: int, bytes_: int, value: int) -> None:
@@ -309,10 +309,10 @@ def fill(image: np.ndarray, place: int, bytes_: int, value: int) -> None:
 
 
 _NAMES = {value: name for name, value in OPERATION.items()}
-_LOADS = {
-    OPERATION[name] for name in ("LOAD_GLOBAL", "LOAD_SHARED", "ATOM_GLOBAL", "ATOM_SHARED", "LDMATRIX")
-}
-_GLOBAL_STORES = {OPERATION["STORE_GLOBAL"], OPERATION["ATOM_GLOBAL"]}
+
+
+class _Refused(Exception):
+    """A statement that the machine does not know."""
 
 
 class _Decoder:
@@ -348,7 +348,7 @@ class _Decoder:
         return tuple(self.row.get(name, 0) for name in INSTRUCTION.names or ())
 
     def refuse(self) -> NoReturn:
-        raise UnknownInstruction(self.statement.text, self.statement.line)
+        raise _Refused
 
     def require(self, condition: bool) -> None:
         if not condition:
@@ -870,9 +870,8 @@ class _Decoder:
         self.plain(1)
         label = self.args[0]
         labels = self.program.labels
-        target = labels.get(f"{label}#{self.statement.scope}", labels.get(label, labels.get(f"{label}#0")))
-        assert target is not None
-        self.operation("BRANCH", target=target)
+        own = _owned(label, self.statement.scope)
+        self.operation("BRANCH", target=labels[own if own in labels else label])
 
     def ret(self) -> None:
         self.option("uni")

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .decode import BYTES, FINDINGS, INSTRUCTION, Program, Statement, fill
+from .decode import BYTES, FINDINGS, Program, Statement, fill
 from .library import library
 
 RACES = ("READ_AFTER_WRITE", "WRITE_AFTER_READ", "WRITE_AFTER_WRITE", "PENDING_COPY")
@@ -76,7 +76,7 @@ class Executed:
     sectors: int
     wavefronts: int
     ideal_wavefronts: int
-    bytes: int  # that it moves, all lanes together
+    moved: int  # bytes, all lanes together
 
 
 @dataclass(frozen=True)
@@ -102,8 +102,8 @@ class Report:
         """Bytes that the lanes move, by "ld.global", "st.shared", "cp.async", "ldmatrix", ..."""
         total: Counter[str] = Counter()
         for executed in self.instructions:
-            if executed.bytes:
-                total[_class(executed.statement.opcode)] += executed.bytes
+            if executed.moved:
+                total[_class(executed.statement.opcode)] += executed.moved
         return total
 
     def check(self) -> None:
@@ -125,6 +125,7 @@ def run(
     races: bool = True,
     traffic: bool = False,
     limit: int = 1_000_000_000,
+    names: Sequence[str] | None = None,
 ) -> Report:
     """Execute a kernel on the CPU, instruction by instruction.
 
@@ -141,6 +142,7 @@ def run(
         races: look for races; without, the run is about twice as fast.
         traffic: count sectors and wavefronts.
         limit: warp instructions after which the kernel is taken to hang.
+        names: of the arguments, for findings; without, those of the PTX text.
 
     Raises:
         UnknownInstruction: the kernel has an instruction that the machine does not execute.
@@ -163,7 +165,8 @@ def run(
     threads = tuple(block) if block is not None else program.threads
     if threads is None:
         raise ValueError(f"{program.name}: the PTX text has no .reqntid, pass block=(x, y, z)")
-    return _Launch(program, arguments, tuple(grid), tuple(threads)).run(
+    names = [*(names or []), *(name for name, _ in program.parameters[len(names or []) :])]
+    return _Launch(program, arguments, names, tuple(grid), tuple(threads)).run(
         seed=seed,
         shared=program.static_shared + shared,
         resident=resident,
@@ -190,7 +193,8 @@ class _LaunchRecord(ctypes.Structure):
     _fields_ = (
         ("code", ctypes.c_void_p), ("registers", ctypes.c_void_p), ("buffers", ctypes.c_void_p),
         ("regions", ctypes.c_void_p),
-        *((name, ctypes.c_int32) for name in ("instructions", "register_bytes", "buffer_count", "region_count")),
+        *((name, ctypes.c_int32) for name in ("instructions", "register_bytes")),
+        *((name, ctypes.c_int32) for name in ("buffer_count", "region_count")),
         ("grid", ctypes.c_int32 * 3), ("block", ctypes.c_int32 * 3),
         *((name, ctypes.c_int32) for name in ("shared", "resident", "global_cell", "shared_cell")),
         *((name, ctypes.c_int32) for name in ("races", "traffic")),
@@ -208,9 +212,14 @@ class _Launch:
     """The records that the C++ part reads, and what it gives back."""
 
     def __init__(
-        self, program: Program, arguments: list[Any], grid: tuple[int, ...], threads: tuple[int, ...]
+        self,
+        program: Program,
+        arguments: list[Any],
+        names: list[str],
+        grid: tuple[int, ...],
+        threads: tuple[int, ...],
     ) -> None:
-        self.program = program
+        self.program, self.names = program, names
         self.grid, self.threads = (*grid, 1, 1)[:3], (*threads, 1, 1)[:3]
         self.registers = program.registers()
         self.buffers = (_Buffer * max(1, len(arguments)))()
@@ -239,7 +248,7 @@ class _Launch:
                 groups.append((first, max(last, end), [*members, position]))
             else:
                 groups.append((start, end, [position]))
-        sizes = []
+        sizes: list[int] = []
         for start, end, members in groups:
             if not self.program.written.intersection(members):
                 continue
@@ -264,7 +273,7 @@ class _Launch:
             tuple(program.special()), seed, limit,
         )  # fmt: skip
         failed = library().ptx_machine_run(
-            ctypes.byref(record), counts.ctypes.data_as(ctypes.c_void_p), found.ctypes.data_as(ctypes.c_void_p),
+            ctypes.byref(record), ctypes.c_void_p(counts.ctypes.data), ctypes.c_void_p(found.ctypes.data),
             len(found), ctypes.byref(number), message, len(message),
         )  # fmt: skip
         if failed:
@@ -293,8 +302,9 @@ class _Launch:
         elif buffer == -2:
             place = f"address {offset:#x}, which is no argument"
         else:
-            name, _ = self.program.parameters[buffer]
-            place = f"byte {offset} of {self.buffers[buffer].size} of argument {buffer} ({name})"
+            place = (
+                f"byte {offset} of {self.buffers[buffer].size} of argument {buffer} ({self.names[buffer]})"
+            )
         earlier = statements[row["earlier"]] if row["earlier"] >= 0 else None
         thread = f"block {row['block']}, warp {row['warp']}, lane {row['lane']}"
         return Finding(
@@ -302,8 +312,9 @@ class _Launch:
         )
 
     def _executed(self, statement: Statement, instruction: Any, counts: list[int]) -> Executed:
-        warps, lanes, *rest = counts
-        return Executed(statement, warps, lanes, *rest, bytes=lanes * _bytes_of(statement, instruction))
+        warps, lanes, sectors, wavefronts, ideal = counts
+        moved = lanes * _bytes_of(statement, instruction)
+        return Executed(statement, warps, lanes, sectors, wavefronts, ideal, moved)
 
 
 def _extent(value: torch.Tensor | np.ndarray) -> tuple[int, int]:
@@ -349,6 +360,3 @@ def _bytes_of(statement: Statement, instruction: Any) -> int:
     if name.startswith(("ld.", "st.", "atom.", "red.")) and not name.endswith("."):
         return BYTES[statement.opcode.split(".")[-1]] * int(instruction["count"])
     return 0
-
-
-assert INSTRUCTION.itemsize == 12 * 4 + 16 * 4 + 2 * 8

@@ -49,11 +49,12 @@ def on_machine(
         if warmup:
             return
         blocks = grid(bound) if callable(grid) else grid
-        values = [bound[name] for name, kind in signature.items() if kind != "constexpr"]
+        names = [name for name, kind in signature.items() if kind != "constexpr"]
         what: Any = compiled
         if edit is not None:
             what = _Edited({"ptx": edit(compiled.asm["ptx"])}, compiled.metadata)
-        reports.append(run(what, blocks, values, seed=seed + len(reports), **options))
+        values = [bound[name] for name in names]
+        reports.append(run(what, blocks, values, seed=seed + len(reports), names=names, **options))
 
     before, active.target = active.target, arch
     original, JITFunction.run = JITFunction.run, launch

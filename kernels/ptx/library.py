@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -40,7 +41,11 @@ def library() -> ctypes.CDLL:
     """The compiled machine. Another source, compiler or processor gives another file in the cache."""
     path = _cache() / f"machine-{_key()}.so"
     if not path.exists():
-        _build(path)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with open(path.parent / "lock", "w") as lock:  # one process builds, the others wait for it
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            if not path.exists():
+                _build(path)
     loaded = ctypes.CDLL(str(path))
     loaded.ptx_machine_run.restype = ctypes.c_int
     return loaded
@@ -64,7 +69,6 @@ def _key() -> str:
 
 
 def _build(path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         made = Path(folder) / "machine.so"
         sources = map(str, sorted(SOURCES.glob("*.cpp")))
@@ -72,7 +76,7 @@ def _build(path: Path) -> None:
         ran = subprocess.run(command, capture_output=True, text=True)
         if ran.returncode:
             raise NoCompiler(f"{' '.join(command)} failed:\n{ran.stderr[-2000:]}")
-        made.replace(path)  # whole or not at all, if two processes build at the same time
+        made.replace(path)  # whole or not at all
 
 
 def _compiler() -> str:

@@ -1,11 +1,15 @@
 """`eagc bench`: refusals before anything is measured, arguments of the measuring, and results saved first."""
 
+from types import SimpleNamespace
+
 import pytest
+import triton
 
 from eagc_ops.bench import commands, conceptor, operator, overhead, pictures, roofline, tables, throughput
 from eagc_ops.bench.commands import main
 from eagc_ops.bench.commands.options import device
 from eagc_ops.bench.commands.overhead import BACKBONES
+from eagc_ops.bench.commands.throughput import DTYPES
 from eagc_ops.bench.results_file import load, save
 from eagc_ops.kernels import aot
 from eagc_ops.table import Table
@@ -88,9 +92,9 @@ def test_wrong_options_are_refused(argv, words, capsys, monkeypatch):
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        ("--dataset cub", "--dataset cub without --root: root 'None' is not a folder; CUB"),
-        ("--dataset cub --root nowhere", "--dataset cub --root nowhere: root 'nowhere' is not a folder"),
-        ("--dataset birds --root nowhere", "dataset must be one of cifar10, "),
+        ("--dataset cub", "--root is missing: CUB-200-2011 needs a folder with images/"),
+        ("--dataset cub --root nowhere", "--root nowhere is not a folder: it does not exist; CUB"),
+        ("--dataset birds --root nowhere", "--dataset: invalid choice: 'birds' (choose from "),
         ("--dataset digits --root nowhere", "have no root"),
         (
             "--dataset digits --rows 4000",
@@ -138,6 +142,73 @@ def test_a_bug_in_the_measuring_is_not_taken_for_a_wrong_option(monkeypatch):
     monkeypatch.setattr(overhead, "overhead", broken)
     with pytest.raises(ValueError, match="shapes differ"):
         main(["overhead"])
+
+
+NEEDED = ".".join(map(str, aot.LOWEST_TRITON))
+
+
+def test_the_gate_refuses_an_older_triton_before_it_compiles(monkeypatch, capsys):
+    monkeypatch.setattr(triton, "__version__", "3.4.0")
+    monkeypatch.setattr(aot, "ProcessPoolExecutor", None)
+    line = refused(capsys, "aot")
+    assert f"needs Triton {NEEDED} or later" in line and "this is Triton 3.4.0" in line
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "replacement", "words"),
+    [
+        (triton, "knobs", None, "AttributeError: module 'triton' has no attribute 'knobs'"),
+        (triton.knobs, "nvidia", None, "has no attribute 'nvidia'"),
+        (triton.compiler, "ASTSource", None, "has no attribute 'ASTSource'"),
+        (triton.compiler, "ASTSource", lambda kernel, signature: None, "TypeError"),
+        (triton.backends.compiler, "GPUTarget", None, "has no attribute 'GPUTarget'"),
+        (aot, "compiled_kernel", lambda case: SimpleNamespace(), "has no attribute 'metadata'"),
+        (
+            aot,
+            "compiled_kernel",
+            lambda case: SimpleNamespace(metadata=SimpleNamespace(shared=0), asm={}),
+            "KeyError: 'ptx'",
+        ),
+        (
+            aot,
+            "compiled_kernel",
+            lambda case: SimpleNamespace(metadata=SimpleNamespace(shared=0), asm={"ptx": ""}),
+            "its compiler's report has no 'Used",
+        ),
+    ],
+    ids=[
+        "knobs",
+        "knobs of NVIDIA",
+        "source",
+        "form of a source",
+        "target",
+        "metadata",
+        "assembly",
+        "report",
+    ],
+)
+def test_the_gate_refuses_a_triton_with_other_internals(place, name, replacement, words, monkeypatch, capsys):
+    """In one line, from a real process of the pool; a newer Triton may lack any of these."""
+    if replacement:
+        monkeypatch.setattr(place, name, replacement)
+    else:
+        monkeypatch.delattr(place, name)
+    first = next(aot.cases())
+    monkeypatch.setattr(aot, "cases", lambda **_: iter([first]))
+    line = refused(capsys, "aot", "--jobs", 1)
+    assert f"needs Triton {NEEDED} or later" in line and words in line
+
+
+def test_a_roofline_without_the_gate_has_measured_points_only(monkeypatch, capsys, tmp_path):
+    drawn = []
+    monkeypatch.setattr(triton, "__version__", "3.4.0")
+    monkeypatch.setattr(throughput, "throughput_rows", lambda *_: ROWS)
+    monkeypatch.setattr(roofline, "measured_roofs", lambda _: {"flop_per_s": 1e9, "bytes_per_s": 1e9})
+    monkeypatch.setattr(pictures, "draw_roofline", lambda *arguments: drawn.append(arguments[2:4]))
+    assert main(["roofline", "--picture", str(tmp_path / "r.svg")]) == 0
+    line = capsys.readouterr().err
+    assert line.startswith("no modelled points: ") and f"needs Triton {NEEDED}" in line
+    assert line.count("\n") == 1 and drawn == [(ROWS, [])]
 
 
 class Stop(Exception):
@@ -199,7 +270,9 @@ def test_a_place_that_cannot_be_written_is_refused(tmp_path, capsys, measured):
     (tmp_path / "file").touch()
     for option, path in (("-o", "file/r.json"), ("-o", ""), ("--picture", "file/p.svg")):
         assert str(tmp_path / path) in refused(capsys, "overhead", option, tmp_path / path)
-    assert "cannot be written" in refused(capsys, "all", "-o", tmp_path / "file")
+    assert f"--output {tmp_path / 'file'} is a file; name a folder" in refused(
+        capsys, "all", "-o", tmp_path / "file"
+    )
     assert measured == []
     assert [path.name for path in tmp_path.iterdir()] == ["file"]  # what was tried has left nothing
 
@@ -240,3 +313,8 @@ def test_a_missing_or_unknown_command_is_refused(argv, capsys):
     assert exit.value.code == 2
     err = capsys.readouterr().err
     assert err.startswith("eagc bench: ") and "COMMAND" in err and err.count("\n") == 1
+    assert all(name in err for name in commands.COMMANDS)  # what there is to choose from
+
+
+def test_the_dtypes_of_the_option_are_those_of_the_benchmark():
+    assert list(DTYPES) == list(throughput.DTYPES)

@@ -303,7 +303,7 @@ def test_the_command(files, tmp_path, capsys):
     assert "3 measurements compared, 1 regressions beyond 10%" in out
     assert main(["compare", a, b, "--threshold", "1"]) == 0
     assert main(["compare", a, str(tmp_path / "none.json")]) == 2
-    assert "not a results file" in capsys.readouterr().err
+    assert "name a results file" in capsys.readouterr().err
 
 
 def test_the_command_says_when_seconds_are_not_judged(files, capsys):

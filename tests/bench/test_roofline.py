@@ -63,7 +63,7 @@ def test_one_point_by_hand():
     """A100, fp32: 128 unlabelled rows in 8 blocks x 768 columns in 12: 96 blocks, one per SM.
 
     In the first loop shared memory is the busiest pipe (1,400 clocks of a step; products 528 x 4 x 32 / 64 =
-    1,056, issue 700), in the second the products (512). Both are longer than the latency of a step (780; 480).
+    1,056, issue 700), in the second the products (512). Both exceed the latency of a step (780, 480).
     """
     row = model(A100, COMPILED)
     assert (row["blocks"], row["blocks_of_busiest_sm"], row["rounds"]) == (96, 1, 1)

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from eagc_ops.bench import measure
-from eagc_ops.bench.measure import PINNED
+from eagc_ops.bench.pinning import PINNED
 
 BENCH = Path(measure.__file__).parent
 

@@ -12,7 +12,8 @@ from records import records
 
 from eagc_ops.bench import throughput
 from eagc_ops.bench.inputs import coordinated, error, make_workload
-from eagc_ops.bench.measure import PINNED, Spread, interleave, ratio, rounds_within
+from eagc_ops.bench.measure import Spread, interleave, ratio, rounds_within
+from eagc_ops.bench.pinning import PINNED
 from eagc_ops.bench.results_file import HEADER, load
 from eagc_ops.bench.tables import throughput as table
 from eagc_ops.bench.throughput import HOOKS, Contender, Shape, contenders, measure

@@ -10,6 +10,7 @@ import pytest
 from documents import PAGES, ROOT, blocks, pages_with
 
 from eagc_ops import cli
+from eagc_ops.kernels import ptx
 
 # Facts about the variables of a page after all of its blocks ran.
 FACTS = {
@@ -26,6 +27,11 @@ FACTS = {
         assert soft.dim == hard.dim == 16
     """,
     "docs/diagnostics.md": "assert abs(diagnostics.gradient_deviation(*gradients)) < 1e-5",
+    "docs/ptx.md": """
+        assert (report.counts()["add.f32"], report.traffic()["ld.global"]) == (32, 8000)
+        (violation,) = map(str, careless[0].violations)
+        assert "byte 4000 of 4000 of argument 0 (x_ptr)" in violation and "12 x" in violation
+    """,
     "docs/extending.md": """
         import torch
         from eagc_ops.training.methods import METHODS, Problem
@@ -44,12 +50,15 @@ def test_these_are_the_pages_with_code():
 @pytest.mark.parametrize("page", sorted(FACTS))
 def test_code_runs_as_printed(page, tmp_path):
     """All blocks of a page make one program. It runs in a process of its own, as a reader would run it."""
+    if page == "docs/ptx.md" and ptx.compiler() is None:
+        pytest.skip("THE PAGE OF THE PTX MACHINE IS NOT RUN: no C++ compiler (install g++)")
     facts = "\n".join(line.strip() for line in FACTS[page].splitlines())
     script = tmp_path / "page.py"
     script.write_text("\n\n".join([*blocks(page, "python"), facts]))
     ran = subprocess.run(
         [sys.executable, "-W", "error::UserWarning", script],
-        cwd=tmp_path, env=os.environ | {"TRITON_INTERPRET": "0"}, capture_output=True, text=True, timeout=300,
+        cwd=tmp_path, env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"},
+        capture_output=True, text=True, timeout=300,
     )  # fmt: skip
     assert ran.returncode == 0, ran.stderr
 

@@ -1,5 +1,6 @@
 """The parser of all commands, and what becomes of an error."""
 
+import sys
 import warnings
 
 import pytest
@@ -12,7 +13,7 @@ def parser():
     main = Parser(prog="eagc x")
     main.add_argument("--count", type=whole_number())
     sub = main.add_subparsers().add_parser("sub")
-    sub.add_argument("--rounds", type=whole_number(4, 4, "two views of two images"))
+    sub.add_argument("--rounds", type=whole_number(4, multiple_of=4, why="two views of two images"))
     return main
 
 
@@ -47,7 +48,7 @@ def raised(error):
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyboardInterrupt(), 130, "interrupted; to go on: the same command"),
         (FloatingPointError("the loss is nan"), 1, "the loss is nan"),
         (OSError("no space\n  left"), 2, "no space left"),
     ],
@@ -82,3 +83,13 @@ def test_a_warning_is_one_line(capsys):
 
 def test_one_line():
     assert console.one_line("a\n  b\tc") == "a b c"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_bar_needs_no_tqdm_and_leaves_the_output_alone(installed, capsys, monkeypatch):
+    """Standard output gets the lines and nothing else; standard error is no terminal here, so no bar."""
+    if not installed:
+        monkeypatch.setitem(sys.modules, "tqdm", None)  # makes the import fail
+    for item in console.bar([1, 2], "cases"):
+        console.say(f"case {item}")
+    assert capsys.readouterr() == ("case 1\ncase 2\n", "")

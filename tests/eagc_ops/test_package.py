@@ -73,6 +73,27 @@ except RuntimeError as error:
     assert 'impl="triton" cannot be used: Triton is not installed' in ran.stdout
 
 
+def test_public_names_are_imported_on_first_use(tmp_path):
+    code = """
+import sys
+import eagc_ops
+assert "torch" not in sys.modules
+assert set(eagc_ops.__all__) <= set(dir(eagc_ops)) and "torch" not in sys.modules
+try:
+    eagc_ops.nonesuch
+except AttributeError as error:
+    print(error)
+from eagc_ops import *
+from eagc_ops.functional import eagc_op as at_home
+assert eagc_op is eagc_ops.eagc_op is at_home and vars(eagc_ops)["eagc_op"] is at_home
+assert EAGC.__module__ == "eagc_ops.module" and diagnostics.__name__ == "eagc_ops.diagnostics"
+assert AnchoredEncoder and Subspace and "torch" in sys.modules
+"""
+    ran = python("-c", code, cwd=tmp_path)
+    assert ran.returncode == 0, ran.stderr
+    assert ran.stdout == "module 'eagc_ops' has no attribute 'nonesuch'\n"
+
+
 def test_a_clone_that_is_not_installed_says_what_to_do(tmp_path):
     (tmp_path / "eagc_ops").symlink_to(ROOT / "eagc_ops")
     finders = "[f for f in sys.meta_path if 'editable' not in repr(f).lower()]"

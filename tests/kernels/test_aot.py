@@ -28,6 +28,14 @@ def test_one_case_per_architecture_passes_the_gate(compiled):
         assert found.registers > 16 and found.shared > 0 and found.blocks_per_sm >= 1
 
 
+def test_the_gate_says_what_the_ptx_machine_can_execute(compiled):
+    assert {case.arch for case, found in compiled if not found.beyond_machine} >= {"sm_80", "sm_86", "sm_120"}
+    assert aot.executable(compiled) == "5 of 6 can be executed by the PTX machine; not: 1 AMD code"
+    large = aot.Case("coordinate", "sm_90", "bf16", "auto", 4096, 768, Tile(64, 64, 64, 8, 3))
+    found = [(large, aot.judge(large, 64, 0, 0, 1024, 0, [], ["fence.proxy.async", "wgmma.fence"]))]
+    assert aot.executable(found) == "0 of 1 can be executed by the PTX machine; not: 1 wgmma"
+
+
 def test_a_record_names_its_architecture(compiled):
     assert aot.as_record(*compiled[0])["arch"] == "sm_80"
 

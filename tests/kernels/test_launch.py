@@ -160,3 +160,64 @@ class Recorder:
 
     def __getitem__(self, grid):
         return lambda **arguments: self.calls.append(arguments)
+
+
+def forms(calls):
+    """What of a launch's arguments makes a different kernel."""
+    pointers = ("z_ref_ptr", "scale_ptr", "count_ptr", "order_ptr")
+    constants = ("MEAN", "UNIFORM", "UPDATE", "DOT", "CHUNKS", "BLOCK_M")
+    return {
+        (
+            *(call[p].dtype if call.get(p) is not None else None for p in pointers),
+            call["matrix_ptr"].dtype,
+            *(str(call.get(constant)) for constant in constants),
+        )
+        for call in calls
+    }
+
+
+class Ranks:
+    """Stands for a process group of two; its all-reduce does nothing."""
+
+    group_name = "ranks"
+
+    def size(self):
+        return 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("options", "call"),
+    [
+        ({}, {}),
+        ({"anchor": "sum", "tau": "uniform"}, {}),
+        ({"energy_momentum": 0.9}, {}),
+        ({"energy_momentum": 0.9, "process_group": Ranks()}, {}),
+        ({"process_group": Ranks()}, {}),
+        ({"process_group": Ranks(), "anchor": "sum"}, {}),
+        ({"lambda_a": 0.0, "process_group": Ranks()}, {}),
+        ({}, {"anchored": False}),
+        ({}, {"scaled": True}),
+        ({}, {"z_ref_dtype": torch.float32}),
+    ],
+    ids=str,
+)
+def test_warmup_compiles_what_a_step_launches_and_nothing_else(launch, monkeypatch, options, call, dtype):
+    calls = []
+    for name in ("coordinate_kernel", "labelled_energy_kernel"):
+        monkeypatch.setattr(launch, name, Recorder(calls))
+    monkeypatch.setattr(torch.distributed, "all_reduce", lambda *args, **options: None)
+    monkeypatch.setattr(torch.distributed.distributed_c10d, "_resolve_process_group", lambda name: Ranks())
+    case = make_case(40, 32, dtype=dtype)
+    module = EAGC(Subspace(case.matrix, case.energy_ref), impl="triton", **options)
+    before = module.energy_ref.clone()
+    module.warmup(40, dtype, **call)
+    assert torch.equal(module.energy_ref, before)
+    warmed, launches = forms(calls), len(calls)
+    calls.clear()
+    z = case.z.clone().requires_grad_()
+    z_ref = case.z_ref.to(call.get("z_ref_dtype") or dtype) if call.get("anchored", True) else None
+    scale = torch.ones(()) if call.get("scaled") else None
+    module(z, z_ref, case.mask, loss_scale=scale).backward(case.g)
+    assert warmed == forms(calls)
+    assert launches == len(calls) == (2 if "energy_momentum" in options else 1)

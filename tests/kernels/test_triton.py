@@ -2,7 +2,6 @@
 in Triton's interpreter.
 """
 
-import itertools
 import random
 
 import pytest
@@ -270,39 +269,6 @@ def test_a_reference_of_a_different_dtype_gets_the_small_tile(launch, monkeypatc
     for z_ref in (case.z_ref, case.z_ref.float()):
         launch.coordinate(case.g, case.inputs._replace(z_ref=z_ref), SETTINGS)
     assert [call["BLOCK_M"] for call in calls] == [64, SMALL_ENTRY.block_m]
-
-
-def test_autotune_times_every_tile_of_the_table(launch):
-    timed = []
-
-    def timer(run):
-        timed.append(run())
-        return float(len(timed))
-
-    result = launch.autotune(20, 32, torch.float32, torch.device("cpu"), timer)
-    assert len(result) == len(timed) >= 5 and all(isinstance(tile, Tile) for tile in result)
-
-
-def test_warmup_launches_what_a_module_will(launch, monkeypatch):
-    """Both kernels, the module's anchor and tau, with and without z_ref (half and fp32), scale and count, on
-    the module's own matrix.
-    """
-    seen = {"coordinate": [], "labelled_energy": []}
-    for name, calls in seen.items():
-        kernel = getattr(launch, f"{name}_kernel")
-        monkeypatch.setattr(launch, f"{name}_kernel", _Spy(kernel, calls))
-    matrix = torch.eye(16) * 0.5
-    launch.warmup(20, torch.bfloat16, matrix, SETTINGS._replace(anchor="sum", tau="uniform"))
-    calls = [(c["z_ref_ptr"], c["scale_ptr"], c["count_ptr"]) for c in seen["coordinate"]]
-    forms = {
-        (z_ref if z_ref is None else z_ref.dtype, scale is None, count is None)
-        for z_ref, scale, count in calls
-    }
-    dtypes = (None, torch.bfloat16, torch.float32)
-    assert forms == set(itertools.product(dtypes, (True, False), (True, False))) and len(calls) == 12
-    assert {c["MEAN"] for c in seen["coordinate"]} == {False}
-    assert {c["UNIFORM"] for c in seen["coordinate"]} == {True}
-    assert {c["UPDATE"] for c in seen["labelled_energy"]} == {True, False}
 
 
 class _Spy:

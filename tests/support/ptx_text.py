@@ -49,7 +49,9 @@ def lanes(instruction: str, *inputs: np.ndarray, out: str) -> np.ndarray:
             registers[-1] = f"%p{k + 1}"
     size = result.itemsize
     target = "%p0" if result.dtype == bool else f"{REGISTER[size]}9"
-    lines.append(re.sub(r"\{(\w+)\}", lambda m: target if m[1] == "out" else registers[int(m[1])], instruction))
+    lines.append(
+        re.sub(r"\{(\w+)\}", lambda m: target if m[1] == "out" else registers[int(m[1])], instruction)
+    )
     if result.dtype == bool:
         lines.append("selp.b16 %h9, 1, 0, %p0;")
         target = "%h9"

@@ -90,13 +90,15 @@ def runs_of(home, name):
     return runs
 
 
-def record_run(path, config, values):
-    """A finished run of two epochs with these All, Old, New."""
+def record_run(path, config, values, starts=None):
+    """A finished run of two epochs with these All, Old, New, at its epochs' ends and starts."""
     facts = some_facts(known=100, classes=200, images=5994, labelled=1500, steps_per_epoch=46)
     folder = RunFolder.create(path, config, facts)
     folder.start_logs(0, 0, 0)
     for epoch, (everything, old, new) in enumerate(values.tolist()):
         scores = {"all": everything, "old": old, "new": new}
+        if starts is not None:
+            scores |= dict(zip(("start_all", "start_old", "start_new"), starts[epoch].tolist()))
         folder.log(
             "epoch",
             46 * (epoch + 1),

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
-__all__ = ["Accuracy", "accuracy", "accuracy_per_class"]
+__all__ = ["Accuracy", "accuracy"]
 
 
 class Accuracy(NamedTuple):
@@ -31,22 +31,8 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
     Accuracy(all=0.6, old=1.0, new=0.0)
     """
     matched, total = _matched(predictions, labels, known)
-    return Accuracy(*(_ratio(matched[part].sum(), total[part].sum()) for part in _parts(known)))
-
-
-def accuracy_per_class(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
-    """Accuracy "v2b": the same matching, then the unweighted mean over the classes that occur.
-
-    A secondary measure for Herbarium19, whose classes differ widely in size.
-    """
-    matched, total = _matched(predictions, labels, known)
-    present = total > 0
-    shares = np.divide(matched, total, out=np.zeros(len(total)), where=present)
-    return Accuracy(*(_ratio(shares[part].sum(), present[part].sum()) for part in _parts(known)))
-
-
-def _parts(known: int) -> tuple[slice, slice, slice]:
-    return slice(None), slice(known), slice(known, None)
+    parts = (slice(None), slice(known), slice(known, None))
+    return Accuracy(*(_ratio(matched[part].sum(), total[part].sum()) for part in parts))
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -6,32 +6,39 @@ import sys
 import time
 from pathlib import Path
 
-from eagc_ops.console import Parser, command, whole_number
+from eagc_ops.console import Parser, command, path, whole_number
+from eagc_ops.locks import lock
+from eagc_ops.places import writable_folder
+from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
+from eagc_ops.training.config import as_options
 
 
-@command("eagc demo")
+@command("eagc demo", as_options)
 def main(argv: list[str]) -> int:
     """Train SimGCD with and without EAGC on scikit-learn's digits, end to end, in minutes on a CPU."""
     parser = Parser(prog="eagc demo", description=main.__doc__)
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=path,
         default=Path("runs/demo"),
         metavar="FOLDER",
         help="folder for runs and report [runs/demo]",
     )
     count = {"type": whole_number(), "metavar": "N"}
-    parser.add_argument("--seeds", default=3, help="seeds 0 to N - 1 of every variant [3]", **count)
+    seeds = {"type": whole_number(most=MOST_SEEDS), "metavar": "N"}
+    parser.add_argument("--seeds", default=3, help="seeds 0 to N - 1 of every variant [3]", **seeds)
     parser.add_argument("--epochs", default=6, help="epochs of every run [6]", **count)
     parser.add_argument(
         "--pretrain-epochs", default=10, help="epochs of pretraining without labels [10]", **count
     )
-    parser.add_argument("--jobs", help="runs at a time [one for each core, up to 4]", **count)
+    jobs = {"type": whole_number(most=MOST_JOBS), "metavar": "N"}
+    parser.add_argument("--jobs", help="runs at a time [one for each core, up to 4]", **jobs)
     parser.add_argument(
         "--fresh", action="store_true", help="do everything again instead of using finished work"
     )
     arguments = parser.parse_args(argv)
+    writable_folder("--output", arguments.output)
 
     # Accelerate, timm and matplotlib take seconds to import: --help and wrong options do not wait for them.
     from eagc_ops.training.engine.jobs import default_jobs
@@ -39,15 +46,16 @@ def main(argv: list[str]) -> int:
 
     started = time.perf_counter()
     try:
-        report = run_demo(
-            arguments.output,
-            seeds=arguments.seeds,
-            epochs=arguments.epochs,
-            pretrain_epochs=arguments.pretrain_epochs,
-            at_a_time=arguments.jobs or default_jobs("cpu"),
-            fresh=arguments.fresh,
-            say=lambda text: print(text, flush=True),
-        )
+        with lock(arguments.output / ".lock", arguments.output):
+            report = run_demo(
+                arguments.output,
+                seeds=arguments.seeds,
+                epochs=arguments.epochs,
+                pretrain_epochs=arguments.pretrain_epochs,
+                at_a_time=arguments.jobs or default_jobs("cpu"),
+                fresh=arguments.fresh,
+                say=lambda text: print(text, flush=True),
+            )
     except WeakEncoderError as error:
         print(f"eagc demo: {error}", file=sys.stderr)
         return 1

@@ -5,17 +5,25 @@ from __future__ import annotations
 import argparse
 
 from eagc_ops.console import Parser, command, whole_number
+from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import RUNS
-from eagc_ops.training.config import add_config_arguments, config_from_arguments
+from eagc_ops.training.config import (
+    SPECS,
+    add_config_arguments,
+    as_options,
+    config_from_arguments,
+    recipe_of,
+)
+from eagc_ops.training.engine.preconditions import check_run
 
 SETTINGS = ("dataset", "root", "split_file", "image_size", "backbone", "weights", "seed", "device", "workers")
 
 
-@command("eagc estimate-k")
+@command("eagc estimate-k", as_options)
 def main(argv: list[str]) -> int:
     """Estimate the number of classes of a data set: the K whose k-means agrees best with the known labels."""
     parser = Parser(prog="eagc estimate-k", description=main.__doc__)
-    add_config_arguments(parser, SETTINGS)
+    add_config_arguments(parser, SETTINGS, recipe_of(argv))
     parser.add_argument(
         "--search", choices=("brent", "bisection"), default="brent", help="how K is searched [brent]"
     )
@@ -29,6 +37,15 @@ def main(argv: list[str]) -> int:
     search = {name: settings.pop(name) for name in ("search", "largest", "restarts")}
     # The batch size is not used, but it must fit a small data set.
     config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
+    check_run(config)
+    known = SPECS[config.dataset].known
+    if search["largest"] <= known:
+        parser.error(
+            f"--largest must be > {known}, the number of known classes of {config.dataset}, "
+            f"got {search['largest']}"
+        )
+    if "weights" not in settings:
+        writable_folder("the folder of encoders,", RUNS)
 
     # Accelerate, timm and scikit-learn take seconds to import: --help and wrong options do not wait for them.
     from eagc_ops.training.analysis.estimate_k import all_features, estimate_k

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-from pathlib import Path
+from eagc_ops.console import Parser, command, path
+from eagc_ops.places import readable_file
+from eagc_ops.training.commands.common import MOVED, is_main_process
+from eagc_ops.training.config import add_config_arguments, as_options
+from eagc_ops.training.engine.preconditions import changed, check_run
+from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.scores import scores_text
 
-from eagc_ops.console import Parser, command
-from eagc_ops.training.commands.common import MOVED, is_main_process, scores_text
-from eagc_ops.training.config import add_config_arguments
 
-
-@command("eagc evaluate")
+@command("eagc evaluate", as_options)
 def main(argv: list[str]) -> int:
     """Compute All / Old / New on the unlabelled set from the weights of a run."""
     parser = Parser(prog="eagc evaluate", description=main.__doc__)
-    parser.add_argument("run", type=Path, metavar="RUN", help="folder of the run")
+    parser.add_argument("run", type=path, metavar="RUN", help="folder of the run")
     parser.add_argument(
         "--which",
         choices=("last", "best"),
@@ -23,8 +25,12 @@ def main(argv: list[str]) -> int:
     add_config_arguments(parser, MOVED)
     settings = vars(parser.parse_args(argv))
     run, which = settings.pop("run"), settings.pop("which")
+    folder = RunFolder.open(run)
+    check_run(changed(folder.config, settings))
+    checkpoint = folder.last if which == "last" else folder.best
+    readable_file(f"--which {which}:", checkpoint, f"continue the run with eagc train --resume {run}")
 
-    from eagc_ops.training import runs
+    from eagc_ops.training import runs  # torch takes seconds to import: wrong options do not wait for it
 
     scores = runs.evaluate(run, which, **settings)
     if is_main_process():

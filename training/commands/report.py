@@ -4,18 +4,21 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from eagc_ops.console import Parser, command
+from eagc_ops.console import Parser, command, path
+from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import MOVED
-from eagc_ops.training.config import add_config_arguments
+from eagc_ops.training.config import add_config_arguments, as_options
+from eagc_ops.training.engine.preconditions import changed
+from eagc_ops.training.engine.run_folder import RunFolder
 
 
-@command("eagc report")
+@command("eagc report", as_options)
 def main(argv: list[str]) -> int:
     """Write a self-contained HTML page about runs: curves, energies, mean and std over seeds."""
     parser = Parser(prog="eagc report", description=main.__doc__)
     parser.add_argument(
         "runs",
-        type=Path,
+        type=path,
         nargs="+",
         metavar="RUN",
         help="folder of a run; runs that differ only in the seed are averaged",
@@ -23,7 +26,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "-o",
         "--output",
-        type=Path,
+        type=path,
         default=Path("out"),
         metavar="FOLDER",
         help="folder for report.html [out]",
@@ -41,7 +44,13 @@ def main(argv: list[str]) -> int:
     if settings and not pictures:
         option = f"--{next(iter(settings)).replace('_', '-')}"
         parser.error(f"{option} is for --pictures: without it, neither data nor weights are read")
+    for run in runs:
+        config = RunFolder.open(run).config
+        if pictures:
+            changed(config, settings)
+    writable_folder("--output", output)
 
+    # matplotlib and torch take seconds to import: wrong options do not wait for them.
     from eagc_ops.training.report.page import write_report
 
     print(f"report: {write_report(runs, output, pictures=pictures, **settings)}")

@@ -7,15 +7,18 @@ with `table.md` and `table.html`.
 from __future__ import annotations
 
 import argparse
+import textwrap
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from eagc_ops.console import Parser, command, whole_number
-from eagc_ops.training.config import add_config_arguments
-from eagc_ops.training.data import DATASETS
-from eagc_ops.training.paper.planning import Order, plan_text
+from eagc_ops.console import Parser, command, path, whole_number
+from eagc_ops.locks import lock
+from eagc_ops.places import writable_folder
+from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
+from eagc_ops.training.config import DATASETS, add_config_arguments, as_options
+from eagc_ops.training.paper.planning import Order, check_order, plan_text
 from eagc_ops.training.paper.tables import TABLES
 from eagc_ops.training.paper.values import PAPER
 
@@ -33,7 +36,7 @@ DEFAULTS: dict[str, Any] = {
 }
 
 
-@command("eagc table")
+@command("eagc table", as_options)
 def main(argv: list[str]) -> int:
     """Train the missing runs of a table on one data set, and write it with the paper's values beside ours."""
     parser = table_parser()
@@ -47,6 +50,7 @@ def main(argv: list[str]) -> int:
             "backbones; leave it out"
         )
     own = list(dict.fromkeys(group.dataset for group in TABLES[name].groups))
+    writable_folder("--output", options["output"])
     if options["dry_run"]:
         print(f"{name}: {TABLES[name].caption}\n(paper: {PAPER[name].label})")
         for each in [dataset] if dataset else own:
@@ -57,7 +61,9 @@ def main(argv: list[str]) -> int:
             f"--dataset is missing: the paper has {', '.join(own)}; choose one of them, or digits, which "
             "needs no download"
         )
-    return _fill(_order(dataset, options), options)
+    order = _order(dataset, options)
+    check_order(order)
+    return _fill(order, options)
 
 
 def table_parser() -> Parser:
@@ -71,7 +77,7 @@ def table_parser() -> Parser:
     )
     parser.add_argument("name", choices=TABLES, metavar="NAME", help=", ".join(TABLES))
     parser.add_argument(
-        "-o", "--output", type=Path, metavar="FOLDER", help="folder for runs and tables [runs/tables]"
+        "-o", "--output", type=path, metavar="FOLDER", help="folder for runs and tables [runs/tables]"
     )
     parser.add_argument(
         "--dry-run",
@@ -81,10 +87,12 @@ def table_parser() -> Parser:
     parser.add_argument(
         "--preset", choices=("paper", "release"), help="recipe of the rows with EAGC [release]"
     )
-    parser.add_argument("--seeds", type=whole_number(), metavar="N", help="seeds 0 to N - 1 [3]")
+    parser.add_argument(
+        "--seeds", type=whole_number(most=MOST_SEEDS), metavar="N", help="seeds 0 to N - 1 [3]"
+    )
     parser.add_argument(
         "--jobs",
-        type=whole_number(),
+        type=whole_number(most=MOST_JOBS),
         metavar="N",
         help="runs at a time [one for each GPU; on a CPU one for each core, up to 4]",
     )
@@ -105,7 +113,13 @@ def table_parser() -> Parser:
         metavar="VIT",
         help="overhead only: ViT to measure [vit_small_patch16_224]; other tables train their own",
     )
-    add_config_arguments(parser, ("epochs", *PLACES))
+    parser.add_argument(
+        "--epochs",
+        type=whole_number(),
+        metavar="N",
+        help="epochs of every run [those of its recipe; digits: 6]",
+    )
+    add_config_arguments(parser, PLACES)
     return parser
 
 
@@ -125,12 +139,17 @@ def _order(dataset: str, options: Mapping[str, Any]) -> Order:
 def _fill(order: Order, options: Mapping[str, Any]) -> int:
     # Accelerate, timm and matplotlib take seconds to import: a plan does not wait for them.
     from eagc_ops.training.paper.filling import fill
-    from eagc_ops.training.paper.page import write_table
+    from eagc_ops.training.paper.page import table_note, write_table
 
     started = time.perf_counter()
-    failed = fill(order, options["jobs"], options["pretrain_epochs"], lambda text: print(text, flush=True))
-    table = write_table(order.name, order.home, order.output / "runs")
-    print(f"\n{table.text()}\n\ntable: {order.home / 'table.md'}, {order.home / 'table.html'}")
+    # Tables share their runs: a second command could only wait for those of the first.
+    with lock(order.output / ".lock", order.output):
+        failed = fill(
+            order, options["jobs"], options["pretrain_epochs"], lambda text: print(text, flush=True)
+        )
+        table = write_table(order.name, order.home, order.output / "runs")
+    print(f"\n{table.text()}\n\n{textwrap.fill(table_note(order.name), 110)}")
+    print(f"\ntable: {order.home / 'table.md'}, {order.home / 'table.html'}")
     seconds = f"{time.perf_counter() - started:.0f} s in all"
     print(f"{seconds}; {failed} runs failed: run the same command to resume them" if failed else seconds)
     return 1 if failed else 0

@@ -3,70 +3,149 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
+from typing import Any
 
-from eagc_ops.console import Parser, command
-from eagc_ops.training.commands.common import RUNS, is_main_process, scores_text
-from eagc_ops.training.config import CONFIGS, Config, add_config_arguments, config_from_arguments
+from eagc_ops.console import Parser, command, path
+from eagc_ops.interrupts import go_on_with
+from eagc_ops.training.commands.common import RUNS, is_main_process
+from eagc_ops.training.config import (
+    CONFIGS,
+    SPECS,
+    Config,
+    add_config_arguments,
+    as_options,
+    config_from_arguments,
+    recipe_of,
+)
+from eagc_ops.training.engine.preconditions import changed, check_run
+from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.scores import scores_text
 
 
-@command("eagc train")
+@command("eagc train", as_options)
 def main(argv: list[str]) -> int:
     """Train a GCD method on a data set, with EAGC or without it (--no-eagc changes nothing else)."""
-    usage = (
-        "eagc train --method simgcd --dataset cub --root FOLDER --split-file FILE --weights FILE [--no-eagc] "
-        "[options]"
-    )
-    parser = Parser(prog="eagc train", usage=usage, description=main.__doc__)
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=Path,
-        metavar="RUN",
-        help="folder of the run [runs/<data set>-<method>-<preset>[-no-eagc]-seed<seed>]",
-    )
-    parser.add_argument(
-        "--resume",
-        type=Path,
-        metavar="RUN",
-        help="continue the run in this folder; only settings of the machine may change",
-    )
-    _import_method(argv)
-    add_config_arguments(parser)
-    settings = vars(parser.parse_args(argv))
-    output, run = settings.pop("output"), settings.pop("resume")
-    if run is not None and output is not None:
-        parser.error(f"--resume {run} continues in the folder of the run: leave --output out")
-    config = None if run is not None else config_from_arguments(argparse.Namespace(**settings))
-
-    # Accelerate and timm take seconds to import: --help and wrong options do not wait for them.
-    from eagc_ops.training import runs
-    from eagc_ops.training.engine.pretraining import with_encoder
-
-    if config is None:
-        if is_main_process() and (run / "result.json").exists():
-            print(f"{run} is complete: there is nothing left to train")
-        result = runs.resume(run, **settings)
-    else:
+    settings = vars(_parse(argv))
+    output, resumed = settings.pop("output"), settings.pop("resume")
+    if resumed is None:
+        config = config_from_arguments(argparse.Namespace(**settings))
         run = output or RUNS / _default_name(config)
-        if "weights" not in settings:
-            config = with_encoder(config, run.parent, print if is_main_process() else lambda _: None)
-        result = runs.train(config, run)
+        again = shlex.join(["eagc", "train", *argv])
+        resume = shlex.join(["eagc", "train", "--resume", str(run)])
+        go_on_with(lambda: resume if (run / "run.json").exists() else again)
+        check_run(config, run)
+        result = _train(config, run, own_encoder="weights" not in settings)
+    else:
+        run = resumed
+        result = _resume(run, settings)
     if is_main_process():
         for which in sorted(("last", "best"), key=lambda which: which != result["headline"]):
             print(f"{which} epoch ({result[which]['epoch'] + 1}): {scores_text(result[which])}")
+        if start := result.get("best_start"):
+            print(
+                f"best start of an epoch ({start['epoch'] + 1}): {scores_text(start)}    (as the released "
+                "code measures: augmented views, one restart of k-means; above: test views, end of an epoch)"
+            )
         for warning in result["warnings"]:
             print(f"warning: {warning}")
         print(f"run: {run}    (eagc evaluate {run}; eagc report {run} -o out)")
     return 0
 
 
+def header(config: Config, run: Path, device: str) -> str:
+    """What is about to be trained, and where it goes.
+
+    >>> from eagc_ops.training.config import resolve
+    >>> print(header(resolve("simgcd", "digits"), Path("runs/first"), "cpu"))
+    simgcd with EAGC (preset paper) on scikit-learn digits: 1,797 images, 5 known of K = 10 classes
+    20 epochs, 128 images per step, seed 0, on cpu -> runs/first
+    """
+    spec = SPECS[config.dataset]
+    k = {None: spec.known + spec.novel or "the number of", "estimate": "an estimated number of"}
+    images = f"{spec.train:,} images, {spec.known} known of " if spec.train else ""
+    return (
+        f"{config.method} {'with' if config.eagc else 'without'} EAGC (preset {config.preset}) on "
+        f"{spec.title}: {images}K = {k.get(config.k, config.k)} classes\n"
+        f"{config.epochs} epochs, {config.batch_size} images per step, seed {config.seed}, on {device} "
+        f"-> {run}"
+    )
+
+
+def _train(config: Config, run: Path, own_encoder: bool) -> dict[str, Any]:
+    # torch, Accelerate and timm take seconds to import: --help and wrong options do not wait for them.
+    from eagc_ops.training import runs
+    from eagc_ops.training.engine.experiment import device_of
+    from eagc_ops.training.engine.pretraining import with_encoder
+
+    say = print if is_main_process() else lambda _: None
+    say(header(config, run, device_of(config)))
+    return runs.train(with_encoder(config, run.parent, say) if own_encoder else config, run)
+
+
+def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
+    folder = RunFolder.open(run)
+    config = changed(folder.config, settings)
+    if (result := folder.result()) is not None:
+        if is_main_process():
+            print(f"{run} is complete: there is nothing left to train")
+        return result
+    check_run(config)
+
+    from eagc_ops.training import runs
+    from eagc_ops.training.engine.experiment import device_of
+
+    if is_main_process():
+        print(f"resumed: {header(config, run, device_of(config))}")
+    return runs.resume(run, **settings)
+
+
+def _parse(argv: list[str]) -> argparse.Namespace:
+    _import_method(argv)
+    recipe = recipe_of(argv)
+    usage = (
+        "eagc train --method simgcd --dataset cub --root FOLDER --split-file FILE --weights FILE [--no-eagc] "
+        "[options]"
+    )
+    shown = (
+        f"Defaults are in brackets. Many depend on the recipe: those of {recipe} are shown. "
+        "`eagc train --method M --dataset D --preset P --help` shows those of another one."
+    )
+    parser = Parser(prog="eagc train", usage=usage, description=main.__doc__, epilog=shown)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=path,
+        metavar="RUN",
+        help="folder of the run [runs/<data set>-<method>-<preset>[-no-eagc]-seed<seed>]",
+    )
+    parser.add_argument(
+        "--resume",
+        type=path,
+        metavar="RUN",
+        help="continue the run in this folder; only settings of the machine may change",
+    )
+    add_config_arguments(parser, recipe=recipe)
+    arguments = parser.parse_args(argv)
+    if arguments.resume is not None and arguments.output is not None:
+        parser.error(f"--resume {arguments.resume} continues in the folder of the run: leave --output out")
+    return arguments
+
+
 def _import_method(argv: list[str]) -> None:
-    """Import the methods if `--method` names one that is not built in: its options are known only then."""
+    """Import the methods if `--method` names one that is not built in: its options are known only then.
+
+    The import takes seconds, so the name must stand in a file of the methods' folder.
+    """
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("--method", nargs="?")
-    if parser.parse_known_args(argv)[0].method not in (None, *CONFIGS):
-        import eagc_ops.training.methods  # noqa: F401  (it takes seconds; built-in methods need not wait)
+    method = parser.parse_known_args(argv)[0].method
+    if method in (None, *CONFIGS):
+        return
+    files = (Path(__file__).parents[1] / "methods").glob("*.py")
+    if any(f'"{method}"' in (text := file.read_text()) or f"'{method}'" in text for file in files):
+        import eagc_ops.training.methods  # noqa: F401
 
 
 def _default_name(config: Config) -> str:

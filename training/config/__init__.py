@@ -1,14 +1,21 @@
 """The configuration of a run. These files need neither torch nor the data, the models or the methods.
 
 1. `datasets`  published facts about every data set (`SPECS`)
-2. `settings`  the base of all settings: strict, frozen, one-line errors (`Settings`, `ConfigError`)
-3. `schema`    the settings and their ranges (`Config`, one subclass per method, `Diagnosis`)
-4. `presets`   their values by preset, method and data set (`resolve`)
-5. `options`   the command-line options made from them (`add_config_arguments`)
+2. `backbones` published facts about the backbones (`BACKBONES`)
+3. `settings`  the base of all settings: strict, frozen, one-line errors (`Settings`, `ConfigError`)
+4. `schema`    the settings and their ranges (`Config`, one subclass per method, `Diagnosis`)
+5. `places`    the folders and files that they name (`check_root`, `check_split_file`)
+6. `presets`   their values by preset, method and data set (`resolve`)
+7. `options`   the command-line options made from them (`add_config_arguments`)
 """
 
 from eagc_ops.training.config.datasets import DATASETS, SPECS, Spec
-from eagc_ops.training.config.options import add_config_arguments, config_from_arguments
+from eagc_ops.training.config.options import (
+    add_config_arguments,
+    as_options,
+    config_from_arguments,
+    recipe_of,
+)
 from eagc_ops.training.config.presets import PRESETS, preset_values, resolve
 from eagc_ops.training.config.schema import (
     CONFIGS,
@@ -17,6 +24,7 @@ from eagc_ops.training.config.schema import (
     LegoGCDConfig,
     SelExConfig,
     SimGCDConfig,
+    Sizes,
     SPTNetConfig,
     config_class,
     from_json,
@@ -38,12 +46,15 @@ __all__ = [
     "SelExConfig",
     "Settings",
     "SimGCDConfig",
+    "Sizes",
     "Spec",
     "add_config_arguments",
+    "as_options",
     "config_class",
     "config_from_arguments",
     "from_json",
     "preset_values",
+    "recipe_of",
     "register_config",
     "resolve",
 ]

@@ -24,6 +24,7 @@ class Spec:
     inner: str = ""  # folder that the archive unpacks to; the root may be this folder or its parent
     permuted: bool = False  # L in drawn order, as in the official loader; otherwise in ascending order
     needs_split_file: bool = False  # whether the user must say which classes are known
+    split_file: str = ""  # published file with the class split, not redistributed here
     bundled: str = ""  # package that contains the images; such a data set has no root
     channels: int = 3
     image_size: int = 224  # default side of the square input, in pixels
@@ -75,6 +76,7 @@ SPECS: dict[str, Spec] = {
         layout="images/<nnn.Name>/*.jpg, images.txt, image_class_labels.txt, train_test_split.txt",
         inner="CUB_200_2011",
         needs_split_file=True,
+        split_file="cub_osr_splits.pkl",
     ),
     "scars": Spec(
         title="Stanford Cars",
@@ -88,6 +90,7 @@ SPECS: dict[str, Spec] = {
         inner="stanford_cars",
         permuted=True,
         needs_split_file=True,
+        split_file="scars_osr_splits.pkl",
     ),
     "aircraft": Spec(
         title="FGVC-Aircraft",
@@ -99,6 +102,7 @@ SPECS: dict[str, Spec] = {
         layout="data/images/*.jpg, data/images_variant_trainval.txt, data/images_variant_test.txt",
         inner="fgvc-aircraft-2013b",
         needs_split_file=True,
+        split_file="aircraft_osr_splits.pkl",
     ),
     "herbarium19": Spec(
         title="Herbarium19",
@@ -108,6 +112,7 @@ SPECS: dict[str, Spec] = {
         test=2_679,
         pool=17_739,
         layout="small-train/<0..682>/*.jpg, small-validation/<0..682>/*.jpg",
+        split_file="herbarium_19_class_splits.pkl",
     ),
     "folder": Spec(
         title="image folder",

@@ -4,19 +4,83 @@ from __future__ import annotations
 
 import argparse
 import functools
-from collections.abc import Callable, Collection
-from typing import Any
+import re
+from collections.abc import Callable, Collection, Sequence
+from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
 from eagc_ops.training.config.datasets import SPECS
 from eagc_ops.training.config.presets import PRESETS, resolve
 from eagc_ops.training.config.schema import CONFIGS, Config
-from eagc_ops.training.config.settings import Settings, describe, is_group, kinds
+from eagc_ops.training.config.settings import ConfigError, Settings, describe, is_group, kinds
 
 
-def add_config_arguments(parser: argparse.ArgumentParser, names: Collection[str] | None = None) -> None:
+class Recipe(NamedTuple):
+    """The recipe whose values --help shows as defaults."""
+
+    method: str = "simgcd"
+    dataset: str = "digits"
+    preset: str = "paper"
+
+    def __str__(self) -> str:
+        return f"{self.method} on {self.dataset}, preset {self.preset}"
+
+
+DEFAULT_RECIPE = Recipe()
+
+
+def recipe_of(argv: Sequence[str]) -> Recipe:
+    """The recipe that a command line names; a part that it leaves out or misspells has its default.
+
+    >>> recipe_of(["--epochs", "3", "--dataset", "cub", "--preset", "bset"])
+    Recipe(method='simgcd', dataset='cub', preset='paper')
+    """
+    known = {"method": CONFIGS, "dataset": SPECS, "preset": PRESETS}
+    parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+    for name in known:
+        parser.add_argument(f"--{name}", nargs="?")
+    typed = vars(parser.parse_known_args(list(argv))[0])
+    return Recipe(**{name: value for name, value in typed.items() if value in known[name]})
+
+
+def as_options(error: Exception) -> str:
+    """The text of an error about settings, in the words of the command line.
+
+    >>> as_options(ValueError("accumulation=3 does not divide batch_size=8; or choose eagc=False"))
+    '--accumulation 3 does not divide --batch-size 8; or choose --no-eagc'
+    >>> as_options(ValueError("k must be >= 5, the number of known classes, got 3"))
+    '--k must be >= 5, the number of known classes, got 3'
+    """
+    text = str(error)
+    if isinstance(error.__cause__, ConfigError):  # about the settings in a file, not about options
+        return text
+    names = {"output", *(name for cls in CONFIGS.values() for name in cls.model_fields)}
+    any_name = "|".join(sorted(names, key=len, reverse=True))
+    compound = "|".join(sorted((name for name in names if "_" in name), key=len, reverse=True))
+    # A setting with its value; a group's setting; the first words; and names that are no English words. What
+    # stands in a path is left alone.
+    text = re.sub(rf"(?<![\w./-])({any_name})=('[^']*'|[^\s;:,()]+)", _option_with_value, text)
+    text = re.sub(r"(?<![\w./-])diagnose\.(\w+)", lambda found: _flag(f"diagnose_{found[1]}"), text)
+    first = re.match(rf"(?:(?:{any_name})(?:, |(?=[ :])))+", text)
+    if first:
+        text = re.sub(r"\w+", lambda found: _flag(found[0]), first[0]) + text[first.end() :]
+    return re.sub(rf"(?<![\w./-])({compound})(?![\w./])", lambda found: _flag(found[0]), text)
+
+
+def _option_with_value(found: re.Match[str]) -> str:
+    name, value = found[1], found[2].strip("'")
+    if value in ("True", "False"):
+        return _flag(name) if value == "True" else f"--no-{_flag(name)[2:]}"
+    return f"{_flag(name)} {'none' if value == 'None' else value}"
+
+
+def add_config_arguments(
+    parser: argparse.ArgumentParser, names: Collection[str] | None = None, recipe: Recipe = DEFAULT_RECIPE
+) -> None:
     """Add one option for every setting (or those in `names`) of `Config` and of the methods.
+
+    --help shows the values of `recipe` as defaults.
 
     Only options that the user writes end up in the namespace, by the names of the settings. A nested group
     such as `diagnose` has `--diagnose`, `--no-diagnose` and an option for each of its settings; any of these
@@ -33,7 +97,9 @@ def add_config_arguments(parser: argparse.ArgumentParser, names: Collection[str]
         title = "" if name in Config.model_fields else f"options of {', '.join(methods)}"
         if title not in sections:
             sections[title] = parser.add_argument_group(title)
-        _add_option(sections[title], name, CONFIGS[methods[0]].model_fields[name])
+        owner = recipe.method if recipe.method in methods else methods[0]
+        field = CONFIGS[owner].model_fields[name]
+        _add_option(sections[title], name, field, _default(name, field, recipe._replace(method=owner)))
 
 
 def config_from_arguments(arguments: argparse.Namespace) -> Config:
@@ -42,14 +108,17 @@ def config_from_arguments(arguments: argparse.Namespace) -> Config:
     return resolve(**{name: value for name, value in vars(arguments).items() if name in known})
 
 
-def _add_option(section: Any, name: str, field: FieldInfo) -> None:
+def _add_option(section: Any, name: str, field: FieldInfo, default: str) -> None:
     allowed = kinds(field.annotation)
-    settings = {"dest": name, "default": argparse.SUPPRESS, "help": _help(field, _default(name, field))}
+    settings = {"dest": name, "default": argparse.SUPPRESS, "help": _help(field, default)}
     if is_group(allowed[0]):
         section.add_argument(_flag(name), action=_GroupOnOff, **settings)
         _add_group_options(section, name, allowed[0])
     elif name == "eagc":
-        section.add_argument(_flag(name), action=_EagcOnOff, **settings)
+        words = {"nargs": "?", "choices": ("init", "on"), "metavar": "init|on"}
+        section.add_argument("--eagc", action=_Eagc, **words, **settings)
+        off = {**settings, "help": "the same run without the coordinator"}
+        section.add_argument("--no-eagc", action="store_false", **off)
     elif allowed[0] is bool:
         section.add_argument(_flag(name), action=argparse.BooleanOptionalAction, **settings)
     elif name in ("method", "dataset"):
@@ -99,17 +168,11 @@ def _reader(allowed: tuple[Any, ...]) -> Callable[[str], Any]:
     return read_or_refuse
 
 
-class _EagcOnOff(argparse.BooleanOptionalAction):
-    """--eagc and --no-eagc; `--eagc init` and `--eagc on` also set sptnet_eagc, SPTNet's way to use EAGC."""
-
-    def __init__(self, *args: Any, **settings: Any) -> None:
-        super().__init__(*args, **settings)
-        self.nargs, self.choices, self.metavar = "?", ("init", "on"), "init|on"
+class _Eagc(argparse.Action):
+    """--eagc switches EAGC on; with a value it also sets sptnet_eagc, SPTNet's way to use EAGC."""
 
     def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
-        if values and option_string == "--no-eagc":
-            parser.error(f"--no-eagc takes no value, got {values!r}")
-        super().__call__(parser, namespace, values, option_string)
+        namespace.eagc = True
         if values:
             namespace.sptnet_eagc = values
 
@@ -141,13 +204,14 @@ def _help(field: FieldInfo, default: str) -> str:
     return f"{field.description} [{default}]".replace("%", "%%")
 
 
-def _default(name: str, field: FieldInfo) -> str:
-    """The default as --help shows it: one value, or the values that presets and data sets give it."""
+def _default(name: str, field: FieldInfo, recipe: Recipe) -> str:
+    """The default as --help shows it: one value, with the name of its recipe if others have other values."""
     if name in ("method", "preset", "dataset"):
         return str(field.default)
     recipes = [config for method in sorted(CONFIGS) for config in _recipes(CONFIGS[method], method)]
-    values = dict.fromkeys(_text(getattr(config, name)) for config in recipes if hasattr(config, name))
-    return " | ".join(values) if len(values) == 1 else f"by preset and data set: {' | '.join(values)}"
+    values = {_text(getattr(config, name)) for config in recipes if hasattr(config, name)}
+    value = _text(getattr(resolve(*recipe), name))
+    return value if len(values) == 1 else f"{value} for {recipe}"
 
 
 def _text(value: Any) -> str:

@@ -9,13 +9,30 @@ eagc_ops.training.config.settings.ConfigError: lambda_p must be >= 0, got -1.0
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
+from eagc_ops.training.config.backbones import BACKBONES, image_size_error
 from eagc_ops.training.config.datasets import SPECS
 from eagc_ops.training.config.settings import MACHINE, ConfigError, Settings
+
+# Places. An empty one is most often a shell variable that is not set.
+Place = Annotated[str, Field(min_length=1)]
+LARGEST_SEED = 2**63 - 1  # draws are keyed by signed 64-bit numbers
+
+
+class Sizes(NamedTuple):
+    """The sizes of data and backbone that limit the settings; None: not known yet."""
+
+    known: int | None = None  # classes
+    images: int | None = None  # labelled and unlabelled
+    labelled: int | None = None  # images
+    pixels: int | None = None  # side of the input
+    multiple: int | None = None  # of which `pixels` must be one
+    blocks: int | None = None
+    dim: int | None = None  # D of z
 
 
 class Diagnosis(Settings):
@@ -34,25 +51,28 @@ class Diagnosis(Settings):
 class Config(Settings):
     """All settings of a run. Each change that the released EAGC makes to a recipe has its own setting."""
 
+    # Why a run cannot go without the setting `init`, for a method that starts from a trained run
+    needs_start: ClassVar[str | None] = None
+
     # Method and data
     method: str = Field("simgcd", description="GCD method")
     dataset: str = Field("digits", description="data set; 'digits' needs no download")
     preset: Literal["baseline", "paper", "release"] = Field(
         "paper",
         description="recipe: the method's own without EAGC, that of the paper's text, "
-        "or that of the released scripts",
+        "or that of the released scripts (SPTNet keeps its own epochs and learning rates in all three)",
     )
-    root: Annotated[str | None, MACHINE] = Field(None, description="folder of the data set")
-    split_file: Annotated[str | None, MACHINE] = Field(
+    root: Annotated[Place | None, MACHINE] = Field(None, description="folder of the data set")
+    split_file: Annotated[Place | None, MACHINE] = Field(
         None, description="file with the class split; SSB data sets and image folders need one"
     )
     image_size: int | None = Field(
-        None, ge=1, description="side of the square input in pixels; none: the data set's own"
+        None, ge=1, le=4096, description="side of the square input in pixels; none: the data set's own"
     )
     backbone: str = Field(
         "dino_vitb16", description="ViT encoder: dino_vitb16, dinov2_vitb14_reg4, vit_digits or a timm name"
     )
-    weights: Annotated[str | None, MACHINE] = Field(
+    weights: Annotated[Place | None, MACHINE] = Field(
         None,
         description="pretrained weights of the backbone (.pth or .safetensors); none: random, from the seed; "
         "digits: pretrained first if left out",
@@ -62,7 +82,7 @@ class Config(Settings):
         description="number of classes to train for, known and novel; "
         "'estimate': estimate it before training; none: the true number",
     )
-    seed: int = Field(0, ge=0, description="random seed (draws, augmentations, heads)")
+    seed: int = Field(0, ge=0, le=LARGEST_SEED, description="random seed (draws, augmentations, heads)")
 
     # The coordinator
     eagc: bool = Field(
@@ -73,7 +93,12 @@ class Config(Settings):
     subspace: Literal["conceptor", "pca"] = Field(
         "conceptor", description="known-class subspace: conceptor, or pca_k principal directions (ablation)"
     )
-    aperture: float = Field(2.0, gt=0, description="aperture eta of the conceptor")
+    aperture: float = Field(
+        2.0,
+        ge=1e-6,
+        le=1e6,
+        description="aperture eta of the conceptor, which is 0 below and a plain projection above its range",
+    )
     pca_k: int = Field(16, ge=1, description="directions of the subspace 'pca'")
     anchor: Literal["mean", "sum"] = Field(
         "mean", description="anchor term: divided by labelled rows times D (released), or as in the paper"
@@ -106,7 +131,7 @@ class Config(Settings):
     reference_blocks: int | None = Field(
         None, ge=1, description="number of last blocks the reference model trains; none: trainable_blocks"
     )
-    reference_epochs: int = Field(30, ge=1, description="epochs of the reference model")
+    reference_epochs: int = Field(30, ge=1, le=10**6, description="epochs of the reference model")
     reference_batch_size: int = Field(32, ge=1, description="images per batch of the reference model")
     reference_lr: float = Field(
         0.02, gt=0, description="learning rate of the reference model; a cosine lowers it to a thousandth"
@@ -116,7 +141,7 @@ class Config(Settings):
     )
 
     # Optimization
-    epochs: int = Field(200, ge=1, description="epochs of GCD training")
+    epochs: int = Field(200, ge=1, le=10**6, description="epochs of GCD training")
     batch_size: int = Field(128, ge=2, description="images per optimizer step over all processes")
     accumulation: int = Field(
         1, ge=1, description="micro-batches per step; contrastive terms see one micro-batch at a time"
@@ -124,7 +149,7 @@ class Config(Settings):
     backbone_lr: float = Field(0.1, gt=0, description="learning rate of the encoder")
     head_lr: float = Field(1.0, gt=0, description="learning rate of the heads")
     lr_floor: float = Field(
-        1e-3, ge=0, description="final learning rate of every group, as a fraction of the head's"
+        1e-3, ge=0, le=1, description="final learning rate of every group, as a fraction of the head's"
     )
     momentum: float = Field(0.9, ge=0, lt=1, description="momentum of SGD")
     weight_decay: float = Field(5e-5, ge=0, description="weight decay")
@@ -139,15 +164,18 @@ class Config(Settings):
     deterministic: bool = Field(
         False, description="use deterministic algorithms on a GPU (runs on a CPU always repeat bit for bit)"
     )
-    trunk_cache: Annotated[str | None, MACHINE] = Field(
+    trunk_cache: Annotated[Place | None, MACHINE] = Field(
         None, description="folder for the trunk's tokens: compute them once, and train without the trunk"
     )
     cache_views: int = Field(
-        8, ge=2, description="augmented views of every image in the trunk cache; training draws two of them"
+        8,
+        ge=2,
+        le=1000,
+        description="augmented views of every image in the trunk cache; training draws two of them",
     )
     cache_half: bool = Field(False, description="store the trunk cache in half precision")
     workers: Annotated[int, MACHINE] = Field(
-        0, ge=0, description="data loader processes; the random draws do not depend on their number"
+        0, ge=0, le=256, description="data loader processes; the random draws do not depend on their number"
     )
     log_every: Annotated[int, MACHINE] = Field(
         20, ge=1, description="steps between log lines; only then are values read from the device"
@@ -172,6 +200,18 @@ class Config(Settings):
             raise ConfigError(
                 f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}; "
                 "choose a divisor"
+            )
+        if self.batch_size // self.accumulation < 2:
+            raise ConfigError(
+                f"accumulation={self.accumulation} leaves {self.batch_size // self.accumulation} image of "
+                f"batch_size={self.batch_size} in a micro-batch, but contrastive terms need 2; "
+                "choose a smaller one"
+            )
+        if self.lr_floor * self.head_lr > self.backbone_lr:
+            raise ConfigError(
+                f"lr_floor={self.lr_floor:g} x head_lr={self.head_lr:g} is more than "
+                f"backbone_lr={self.backbone_lr:g}: the encoder's learning rate would rise; "
+                f"lower lr_floor to {self.backbone_lr / self.head_lr:g} or less"
             )
         if self.alignment != "gradient" and not self.has_operator:
             raise ConfigError(
@@ -200,6 +240,48 @@ class Config(Settings):
         """Number of last blocks that the reference model trains."""
         return self.trainable_blocks if self.reference_blocks is None else self.reference_blocks
 
+    def check_sizes(self, sizes: Sizes) -> None:
+        """Raise a `ConfigError` if a setting does not fit the data or the backbone."""
+        if isinstance(self.k, int) and sizes.known is not None and self.k < sizes.known:
+            raise ConfigError(f"k must be >= {sizes.known}, the number of known classes, got {self.k}")
+        if isinstance(self.k, int) and sizes.images is not None and self.k > sizes.images:
+            raise ConfigError(f"k must be <= {sizes.images:,}, the number of images, got {self.k}")
+        if sizes.images is not None and self.batch_size > sizes.images:
+            raise ConfigError(
+                f"batch_size={self.batch_size} is larger than the {sizes.images} images of an epoch; "
+                "choose a smaller one"
+            )
+        if sizes.pixels is not None and sizes.multiple is not None and sizes.pixels % sizes.multiple:
+            raise ConfigError(image_size_error(self.backbone, sizes.pixels, sizes.multiple))
+        for name, blocks in (
+            ("trainable_blocks", self.trainable_blocks),
+            ("reference_blocks", self.blocks_of_reference),
+        ):
+            if sizes.blocks is not None and blocks > sizes.blocks:
+                raise ConfigError(
+                    f"{name} must be <= {sizes.blocks}, the blocks of {self.backbone}, got {blocks}"
+                )
+        if self.subspace == "pca" and sizes.dim is not None and sizes.labelled is not None:
+            most = min(sizes.dim, sizes.labelled)
+            if self.pca_k > most:
+                raise ConfigError(
+                    f"pca_k must be <= {most} with {sizes.labelled} labelled images and D={sizes.dim}, "
+                    f"got {self.pca_k}"
+                )
+
+    def published_sizes(self) -> Sizes:
+        """The sizes that are known without opening the data set or building the backbone."""
+        spec, backbone = SPECS[self.dataset], BACKBONES.get(self.backbone)
+        return Sizes(
+            known=spec.known or None,
+            images=spec.train or None,
+            labelled=spec.pool // 2 or None,
+            pixels=spec.image_size if self.image_size is None else self.image_size,
+            multiple=backbone and backbone.multiple,
+            blocks=backbone and backbone.blocks,
+            dim=backbone and backbone.dim,
+        )
+
     def replace(self, **changes: Any) -> Self:
         """This configuration with some settings changed; all settings are checked again."""
         return type(self)(**{**dict(self), **changes})
@@ -227,7 +309,7 @@ class SimGCDConfig(Config):
     """Settings of SimGCD."""
 
     sup_weight: float = Field(
-        0.35, ge=0, description="weight w of the supervised part; the unsupervised part has 1 - w"
+        0.35, ge=0, le=1, description="weight w of the supervised part; the unsupervised part has 1 - w"
     )
     memax_weight: float = Field(1.0, ge=0, description="weight of the mean-entropy term (me-max)")
     student_temp: float = Field(0.1, gt=0, description="temperature of the student's predictions")
@@ -242,7 +324,7 @@ class LegoGCDConfig(SimGCDConfig):
     """Settings of LegoGCD."""
 
     threshold: float = Field(
-        0.85, ge=0, description="least confidence with which an unlabelled row counts as known"
+        0.85, ge=0, le=1, description="least confidence with which an unlabelled row counts as known"
     )
     dual_view_kl: bool = Field(
         True, description="KL term between the two views' predictions (missing in the release of EAGC)"
@@ -252,7 +334,11 @@ class LegoGCDConfig(SimGCDConfig):
 class SPTNetConfig(SimGCDConfig):
     """Settings of SPTNet."""
 
-    init: Annotated[str | None, MACHINE] = Field(
+    needs_start: ClassVar[str | None] = (
+        "SPTNet starts from a trained SimGCD: name its run folder, or one of its checkpoints"
+    )
+
+    init: Annotated[Place | None, MACHINE] = Field(
         None,
         description="trained SimGCD to start from: a run folder (its headline epoch) or a checkpoint",
     )
@@ -298,12 +384,24 @@ class SPTNetConfig(SimGCDConfig):
     def has_operator(self) -> bool:
         return self.eagc and self.sptnet_eagc == "on"
 
+    def check_sizes(self, sizes: Sizes) -> None:
+        super().check_sizes(sizes)
+        if sizes.images is not None and self.phase_batches > (steps := sizes.images // self.batch_size):
+            raise ConfigError(
+                f"phase_batches must be <= {steps}, the batches of an epoch, got {self.phase_batches}; "
+                "otherwise no epoch reaches the classifier phase"
+            )
+        if self.prompts == "all" and sizes.pixels is not None and 2 * self.pad_width >= sizes.pixels:
+            raise ConfigError(
+                f"pad_width must be < {sizes.pixels / 2:g}, half the image size, got {self.pad_width}"
+            )
+
 
 class SelExConfig(Config):
     """Settings of SelEx."""
 
     sup_weight: float = Field(
-        0.35, ge=0, description="weight w of the supervised part; the unsupervised part has 1 - w"
+        0.35, ge=0, le=1, description="weight w of the supervised part; the unsupervised part has 1 - w"
     )
     smoothing: float = Field(
         1.0,
@@ -314,17 +412,35 @@ class SelExConfig(Config):
     contrastive_temp: float = Field(1.0, gt=0, description="temperature of the unsupervised term")
     supcon_temp: float = Field(0.07, gt=0, description="temperature of SupCon")
     embedding_dim: int = Field(
-        65536, ge=2, description="dimensions of the embedding; level i uses the first 1 / 2^(i+1) of them"
+        65536,
+        ge=2,
+        le=2**20,
+        description="dimensions of the embedding; level i uses the first 1 / 2^(i+1) of them",
     )
-    balanced: bool = Field(True, description="limit the size of k-means clusters before the plain iterations")
+    balanced: bool = Field(
+        True, description="limit the size of clusters in stage A of k-means, before the plain iterations"
+    )
+    published_balancing: bool = Field(
+        True,
+        description="limit the size as the published code does: a cluster that its labelled images overfill "
+        "releases only as many of the others, and one with a single other image takes in more; "
+        "off: a cluster releases all that it has no room for",
+    )
     published_order: bool = Field(
         False,
         description="index coarse labels of unlabelled images as the published code does, "
         "which gives them labels of other images",
     )
-    kmeans_iterations: int = Field(10, ge=1, description="maximum iterations of each stage of k-means")
+    kmeans_iterations: int = Field(
+        10, ge=1, le=10**4, description="maximum iterations of each stage of k-means"
+    )
     evaluation_restarts: int = Field(
-        10, ge=1, description="restarts of k-means in an evaluation; the lowest inertia wins"
+        10, ge=1, le=1000, description="restarts of k-means in an evaluation; the lowest inertia wins"
+    )
+    start_accuracy: bool = Field(
+        False,
+        description="also report the accuracy of the clusters at the start of every epoch, from augmented "
+        "views and one restart: the accuracy of the released code",
     )
 
 

@@ -71,6 +71,10 @@ def _words_of_group(kind: Any) -> str:
     return f"an object with the keys {', '.join(kind.model_fields)}" if is_group(kind) else ""
 
 
+def _number(value: float) -> str:
+    return str(value) if isinstance(value, int) else f"{value:g}"
+
+
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
@@ -86,6 +90,8 @@ def _message(cls: type[Settings], values: dict[str, Any], error: ValidationError
         nearest = difflib.get_close_matches(name, cls.model_fields, 1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""
         return f"{name} is not a setting of {values.get('method', cls.__name__)}{hint}"
+    if first["type"] == "string_too_short":
+        return f"{name} is empty: name a path, or leave it out"
     if first["type"] == "missing":
         return f"{name} is missing: {values.get('method', cls.__name__)} has no default for it"
     if isinstance(cause, ConfigError):  # a nested group's error names its own setting
@@ -93,7 +99,7 @@ def _message(cls: type[Settings], values: dict[str, Any], error: ValidationError
     # A union has one error for each member.
     of_members = [entry for entry in errors if entry["loc"][0] == name]
     bounds = [
-        f"{sign} {entry['ctx'][key]:g}"
+        f"{sign} {_number(entry['ctx'][key])}"
         for entry in of_members
         for key, sign in _SIGNS.items()
         if key in entry.get("ctx", {})

@@ -17,6 +17,7 @@ from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset, pil_loader
 
 from eagc_ops.training.config.datasets import DATASETS, SPECS
+from eagc_ops.training.config.places import check_root
 from eagc_ops.training.data.pickles import ARRAYS, read_pickle
 
 
@@ -59,16 +60,9 @@ def read_images(name: str, root: str | Path | None, part: str = "train") -> Imag
         raise ValueError(
             f"{spec.title} has no part {part!r}; parts are 'train' and, for the published data sets, 'test'"
         )
+    check_root(name, root)
     if spec.bundled:
-        if root is not None:
-            raise ValueError(
-                f"{name} come with {spec.bundled} and have no root, got root={str(root)!r}; leave it out"
-            )
         return _BUNDLED[name]()
-    if root is None or not Path(root).expanduser().is_dir():
-        raise FileNotFoundError(
-            f"root {str(root)!r} is not a folder; {spec.title} needs one that holds: {spec.layout}"
-        )
     root = Path(root).expanduser()
     nested = spec.inner != "" and (root / spec.inner).is_dir()
     home = root / spec.inner if nested else root

@@ -16,20 +16,18 @@ import numpy as np
 import yaml
 
 from eagc_ops.training.config.datasets import SPECS
+from eagc_ops.training.config.places import check_split_file
 from eagc_ops.training.data.pickles import CONTAINERS, INTEGER_SCALARS, read_pickle
 
 # The published split files and their sha256. The files are not redistributed here.
 PUBLISHED = {
-    "cub": ("cub_osr_splits.pkl", "48bdcaa05603d932037738d3df776ab500945e9b7aeff85f4668305bf71bd1e7"),
-    "scars": ("scars_osr_splits.pkl", "28d471f0fb9e2c773e1255b8b447e542974f6617952203056a0635c638513d39"),
-    "aircraft": (
-        "aircraft_osr_splits.pkl",
-        "2a2481307cec7821721d6a73c1a3ca77db7e657649e043d1a83aa7dd81a5a194",
-    ),
-    "herbarium19": (
-        "herbarium_19_class_splits.pkl",
-        "6ddd0b23888e9d9d8bd7150cafb608ddcf1804a1a1d601444e96edd499225170",
-    ),
+    name: (SPECS[name].split_file, digest)
+    for name, digest in {
+        "cub": "48bdcaa05603d932037738d3df776ab500945e9b7aeff85f4668305bf71bd1e7",
+        "scars": "28d471f0fb9e2c773e1255b8b447e542974f6617952203056a0635c638513d39",
+        "aircraft": "2a2481307cec7821721d6a73c1a3ca77db7e657649e043d1a83aa7dd81a5a194",
+        "herbarium19": "6ddd0b23888e9d9d8bd7150cafb608ddcf1804a1a1d601444e96edd499225170",
+    }.items()
 }
 BY_FORMULA = "class split made by formula"
 
@@ -56,6 +54,7 @@ def class_split(name: str, split_file: str | Path | None = None, names: Sequence
     >>> class_split("cifar10").novel
     (5, 6, 7, 8, 9)
     """
+    check_split_file(name, split_file)
     path = None if split_file is None else Path(split_file).expanduser()
     if name == "folder":
         return _folder_split(path, names)
@@ -67,11 +66,6 @@ def class_split(name: str, split_file: str | Path | None = None, names: Sequence
         return ClassSplit(tuple(known), tuple(novel), notes=(BY_FORMULA,))
     if name in PUBLISHED:
         return _published_split(name, path)
-    if path is not None:
-        raise ValueError(
-            f"the class split of {name} is a formula and reads no file, got split_file={str(path)!r}; "
-            "leave it out"
-        )
     classes = range(spec.known + spec.novel)
     return ClassSplit(tuple(classes[: spec.known]), tuple(classes[spec.known :]), notes=(BY_FORMULA,))
 
@@ -110,15 +104,8 @@ def label_map(split: ClassSplit) -> np.ndarray:
     return labels
 
 
-def _published_split(name: str, path: Path | None) -> ClassSplit:
+def _published_split(name: str, path: Path) -> ClassSplit:
     file, published = PUBLISHED[name]
-    if path is None or not path.is_file():
-        problem = "split_file is missing" if path is None else f"split_file {str(path)!r} does not exist"
-        raise FileNotFoundError(
-            f"{SPECS[name].title}: {problem}. It is {file}, the known and novel classes of the GCD protocol "
-            "(for CUB, Cars and Aircraft those of the Semantic Shift Benchmark), published under the MIT "
-            "licence in the GitHub repository sgvaze/generalized-category-discovery, folder data/ssb_splits"
-        )
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if path.suffix == ".json":
@@ -126,13 +113,11 @@ def _published_split(name: str, path: Path | None) -> ClassSplit:
         note = (
             f"{path} (sha256 {digest}) is JSON: its bytes cannot be compared with {file} (sha256 {published})"
         )
-    elif path.suffix == ".pkl":
+    else:
         entries = read_pickle(content, path, INTEGER_SCALARS if name == "herbarium19" else CONTAINERS)
         note = f"{path} has sha256 {digest}, the published {file} has {published}"
         if digest != published:
             warnings.warn(f"{note}: it may be a different class split", stacklevel=4)
-    else:
-        raise ValueError(f"split_file {str(path)!r}: expected the published {file} or a .json")
     try:
         if name == "herbarium19":
             known, novel = entries["Old"], entries["New"]
@@ -151,14 +136,7 @@ def _published_split(name: str, path: Path | None) -> ClassSplit:
     return ClassSplit(known, novel, notes=(note,))
 
 
-def _folder_split(path: Path | None, names: Sequence[str]) -> ClassSplit:
-    if path is None or not path.is_file():
-        raise FileNotFoundError(
-            f"an image folder needs a split_file, got {None if path is None else str(path)!r}: a .json or "
-            '.yaml with {"known_classes": ["name", ...], "labelled_fraction": 0.5}, names being class folders'
-        )
-    if path.suffix not in (".json", ".yaml", ".yml"):
-        raise ValueError(f"split_file {str(path)!r}: expected .json, .yaml or .yml")
+def _folder_split(path: Path, names: Sequence[str]) -> ClassSplit:
     entries = _parse(path, json.loads if path.suffix == ".json" else yaml.safe_load)
     allowed = {"known_classes", "labelled_fraction"}
     if not isinstance(entries, dict) or not {"known_classes"} <= entries.keys() <= allowed:

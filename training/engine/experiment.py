@@ -20,12 +20,13 @@ from torch import Tensor
 
 from eagc_ops import EAGC, Subspace
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.config import Config, ConfigError, Sizes
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.data.batches import batches
 from eagc_ops.training.data.loaders import seeded
-from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
+from eagc_ops.training.engine.checkpoint import CheckpointError, check_if_ours, load_checkpoint
 from eagc_ops.training.engine.facts import RunFacts
+from eagc_ops.training.engine.ranks import watch
 from eagc_ops.training.engine.starting_point import StartingPoint, read_starting_point
 from eagc_ops.training.engine.store import reference_key, stored, subspace_key
 from eagc_ops.training.methods import METHODS, Problem
@@ -35,7 +36,7 @@ from eagc_ops.training.models.features import StudentFeatures
 from eagc_ops.training.models.reference_model import known_subspace, train_reference
 from eagc_ops.training.models.student import Student
 
-__all__ = ["Experiment"]
+__all__ = ["Experiment", "device_of"]
 
 # Keys of draws that belong to no epoch: seeded(seed, -1, key). 0, 4 and 5 are taken by batches and SelEx.
 _BACKBONE, _HEADS, _REFERENCE = 1, 2, 3
@@ -103,7 +104,7 @@ class Experiment:
         store = Path(store)
         # The reference model: train E on D_L with L_cls to obtain E_r
         key = reference_key(encoder, config, self.facts.split_hash, self.facts.inputs)
-        tail = self._stored(store, key, self._make_reference)
+        tail = stored(store, key, self._make_reference)
         self.reference_cross_entropy = tail.pop("cross_entropy").item()
         if config.warm_start:
             encoder.load_tail(tail)
@@ -112,7 +113,7 @@ class Experiment:
         # Freeze E_r to serve as an anchor for labelled data
         encoder.set_reference(tail)
         # Known-class subspace construction: Z_old, S_known, and the average energy ratio
-        fitted = self._stored(store, subspace_key(config, key), self._make_subspace)
+        fitted = stored(store, subspace_key(config, key), self._make_subspace)
         # The coordinator, for GCD training with EAGC
         self.student.eagc = self._coordinator(Subspace(fitted["matrix"], fitted["energy_ref"]))
         if config.lambda_a == 0:
@@ -143,13 +144,10 @@ class Experiment:
             )
         return tensors, state
 
-    def _stored(self, store: Path, key: dict[str, Any], make: Any) -> dict[str, Tensor]:
-        return stored(store, key, make, write=self.accelerator.is_local_main_process)
-
     def _make_reference(self) -> dict[str, Tensor]:
         with seeded(self.config.seed, -1, _REFERENCE):
             tail, cross_entropy = train_reference(
-                self.student.encoder, self.batches.labelled_train, self.config, self.data.known, self.main
+                self.student.encoder, self.batches.labelled_train, self.config, self.data.known
             )
         return {**tail, "cross_entropy": torch.tensor(cross_entropy, dtype=torch.float64)}
 
@@ -174,8 +172,14 @@ class Experiment:
         return eagc
 
 
+def device_of(config: Config) -> str:
+    """The kind of device that a run of this configuration will use: "cpu", "cuda", ..."""
+    found = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    return "cpu" if config.device == "cpu" or found is None else found.type
+
+
 def _accelerator(config: Config) -> Accelerator:
-    if config.precision == "fp16" and (config.device == "cpu" or not torch.accelerator.is_available()):
+    if config.precision == "fp16" and device_of(config) == "cpu":
         raise ConfigError(
             "precision='fp16' needs a GPU: without one Accelerate would silently compute in fp32; "
             "choose 'no' or 'bf16'"
@@ -191,6 +195,7 @@ def _accelerator(config: Config) -> Accelerator:
             )
         ],
     )
+    watch(accelerator)
     world = accelerator.num_processes
     if config.batch_size % (world * config.accumulation):
         raise ConfigError(
@@ -202,22 +207,23 @@ def _accelerator(config: Config) -> Accelerator:
 
 def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
     """The backbone, split into a frozen trunk and a tail that student and reference model train."""
+    if config.weights is not None:
+        check_if_ours(Path(config.weights))
     with seeded(config.seed, -1, _BACKBONE):
         vit = load_backbone(
             config.backbone, config.weights, image_size=data.image_size, channels=data.channels
         )
     depth = len(vit.blocks)
-    for name, blocks in (
-        ("trainable_blocks", config.trainable_blocks),
-        ("reference_blocks", config.blocks_of_reference),
-    ):
-        if blocks > depth:
-            raise ConfigError(f"{name} must be <= {depth}, the blocks of {config.backbone}, got {blocks}")
-    if config.subspace == "pca" and config.pca_k > (most := min(vit.embed_dim, len(data.labelled))):
-        raise ConfigError(
-            f"pca_k must be <= {most} with {len(data.labelled)} labelled images and D={vit.embed_dim}, "
-            f"got {config.pca_k}"
+    config.check_sizes(
+        Sizes(
+            known=data.known,
+            images=len(data.merged),
+            labelled=len(data.labelled),
+            pixels=data.image_size,
+            blocks=depth,
+            dim=vit.embed_dim,
         )
+    )
     tail = max(config.trainable_blocks, config.blocks_of_reference)
     encoder = AnchoredEncoder(vit, depth - tail, cls_only=config.cls_only)
     encoder.train_last(config.trainable_blocks)
@@ -229,8 +235,6 @@ def _problem(config: Config, data: GCDData, vit: VisionTransformer) -> Problem:
         raise ConfigError(
             "k='estimate' is resolved by train(); for your own experiment, call estimate_k and pass its k"
         )
-    if config.k is not None and config.k < data.known:
-        raise ConfigError(f"k must be >= {data.known}, the number of known classes, got {config.k}")
     return Problem(
         dim=vit.embed_dim,
         known=data.known,

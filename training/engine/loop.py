@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from eagc_ops import interrupts
 from eagc_ops.training.data import Batch, draw_key
 from eagc_ops.training.data.rows import Rows, rows_of
 from eagc_ops.training.engine.checkpoint import save_checkpoint
@@ -25,13 +26,15 @@ from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.metrics import Meter, distribution
 from eagc_ops.training.engine.run_folder import RunFolder, finite
 from eagc_ops.training.progress import bar as progress_bar
+from eagc_ops.training.scores import scores_text
 
 __all__ = ["Callback", "Evaluation", "Loop", "RunWarning"]
 
 TAU_NEAR_ZERO, ALMOST_EVERY_ROW = 0.01, 0.95
 # Attributes that a checkpoint stores
 _PROGRESS = ("epoch", "position", "last", "best", "faults", "tau_near_zero")
-_OPTIMIZER = "optimiser."  # prefix in checkpoints, spelled as in version 0.1, whose runs can be resumed
+# Prefixes in checkpoints; the first is spelled as in version 0.1, whose runs can be resumed
+_OPTIMIZER, _METER = "optimiser.", "meter."
 
 
 class RunWarning(UserWarning):
@@ -44,6 +47,8 @@ class Evaluation(NamedTuple):
     # Accuracies in [0, 1], NaN where there is no image; "all" decides the best epoch
     scores: Mapping[str, float]
     classes_predicted: int
+    # The same of the clusters with which the epoch trained; None: the method does not report them
+    start_scores: Mapping[str, float] | None = None
 
 
 class Callback:
@@ -79,8 +84,10 @@ class Loop:
         self.epoch = self.position = 0
         self.last: dict[str, Any] | None = None
         self.best: dict[str, Any] | None = None
+        self.best_start: dict[str, Any] | None = None  # of the clusters at the start of an epoch
         self.faults: list[str] = []
         self.tau_near_zero: list[float] = []  # share of unlabelled rows, one entry per log line of the epoch
+        self.meter = Meter()  # of the steps since the last log line
 
     @property
     def steps_per_epoch(self) -> int:
@@ -112,6 +119,7 @@ class Loop:
             "best": self.best,
             "warnings": self.faults,
             "reference_cross_entropy": self.experiment.reference_cross_entropy,
+            **self._reported_start(),
         }
         folder.finish(result)
         return result
@@ -136,31 +144,34 @@ class Loop:
         """The batches of one epoch, from `self.position` on. Returns their number and their seconds."""
         config, experiment = self.config, self.experiment
         steps, first, started = self.steps_per_epoch, self.position, time.perf_counter()
-        meter = Meter()
         if first == 0:
+            self.meter = Meter()
             self.tau_near_zero = []
             self.student.eval()
             with torch.no_grad(), experiment.accelerator.autocast():
                 self.student.method.start_epoch(self.epoch, experiment.features)
         self.student.train()
-        for batch in experiment.batches.train.epoch(self.epoch, first):  # (x, y, mask) from D_L and D_U
-            rank = experiment.accelerator.process_index
-            torch.manual_seed(draw_key(config.seed, self.epoch, self.position, rank, -1))
-            done, every = self.position + 1, config.checkpoint_every
-            save = every and done % every == 0 and done < steps
-            log = save or done % config.log_every == 0 or done == steps
-            if self.student.eagc is not None:
-                self.student.eagc.record = bool(log)  # recording costs a product with S
-            self._update(batch, meter)
-            self.position = done
-            bar.update()
-            if log:
-                self._log_step(meter, bar)
-            if save:
-                self._save_checkpoint()
+        with interrupts.deferred() as interrupted:  # inside a step there is no state to resume from
+            for batch in experiment.batches.train.epoch(self.epoch, first):  # (x, y, mask) from D_L and D_U
+                rank = experiment.accelerator.process_index
+                torch.manual_seed(draw_key(config.seed, self.epoch, self.position, rank, -1))
+                done, every = self.position + 1, config.checkpoint_every
+                save = every and done % every == 0 and done < steps
+                log = save or done % config.log_every == 0 or done == steps
+                if self.student.eagc is not None:
+                    self.student.eagc.record = bool(log)  # recording costs a product with S
+                self._update(batch)
+                self.position = done
+                bar.update()
+                if log:
+                    self._log_step(bar)
+                if save or interrupted():
+                    self._save_checkpoint()
+                if interrupted():
+                    break
         return {"steps": steps - first, "seconds": time.perf_counter() - started}
 
-    def _update(self, batch: Batch, meter: Meter) -> None:
+    def _update(self, batch: Batch) -> None:
         """One optimizer step of E and phi."""
         accelerator, optimizer = self.experiment.accelerator, self._choose_optimizer()
         for rows in self._parts(batch):
@@ -173,7 +184,7 @@ class Loop:
                     for callback in self.callbacks:
                         callback.before_update(self, rows)
                 optimizer.step()
-            meter.add(
+            self.meter.add(
                 {
                     "loss": total,
                     "supervised": loss.supervised,
@@ -210,9 +221,9 @@ class Loop:
                 position=self.position,
             )
 
-    def _log_step(self, meter: Meter, bar: tqdm) -> None:
+    def _log_step(self, bar: tqdm) -> None:
         """Write a log line. Values of a step leave the device only here."""
-        means = meter.read()
+        means = self.meter.read()
         if not math.isfinite(means["loss"]):
             raise FloatingPointError(
                 f"the loss is {means['loss']} in epoch {self.epoch}, up to step {self.position}: {means}; "
@@ -241,10 +252,15 @@ class Loop:
 
     def _finish_epoch(self, bar: tqdm, timing: dict[str, float]) -> None:
         """Evaluate, keep the best weights, save the checkpoint."""
-        scores, predicted = self.evaluate(self.experiment)
-        bar.set_postfix({name.capitalize(): f"{score:.1%}" for name, score in scores.items()})
+        scores, predicted, start = self.evaluate(self.experiment)
+        bar.set_postfix_str(scores_text(scores, 1))
         self.last = {"epoch": self.epoch, **finite(dict(scores))}
-        self.folder.log("epoch", self.step, {**self.last, "classes_predicted": predicted, **timing})
+        line = {**self.last, "classes_predicted": predicted, **timing}
+        if start is not None:
+            line |= {f"start_{name}": score for name, score in start.items()}
+            if self.best_start is None or start["all"] > self.best_start["all"]:
+                self.best_start = {"epoch": self.epoch, **finite(dict(start))}
+        self.folder.log("epoch", self.step, line)
         self._find_faults(predicted)
         if self.best is None or self.last["all"] > self.best["all"]:
             self.best = self.last
@@ -253,6 +269,10 @@ class Loop:
                 save_checkpoint(self.folder.best, self.student.state(), state)
         self.epoch, self.position = self.epoch + 1, 0
         self._save_checkpoint()
+
+    def _reported_start(self) -> dict[str, Any]:
+        """Entry of result.json and of checkpoints; nothing in runs that do not report it."""
+        return {} if self.best_start is None else {"best_start": self.best_start}
 
     def _find_faults(self, predicted: int) -> None:
         """Warn about a run that is of little use.
@@ -291,11 +311,13 @@ class Loop:
                     for key, value in values.items()
                     if value is not None
                 }
+        tensors |= {f"{_METER}{name}": value for name, value in self.meter.state().items()}
         scaler = self.experiment.accelerator.scaler
         state = {
             "identity": self.experiment.identity(),
             "scaler": scaler.state_dict() if scaler else None,
             **{name: getattr(self, name) for name in _PROGRESS},
+            **self._reported_start(),
         }
         save_checkpoint(self.folder.last, tensors, state)
 
@@ -307,7 +329,16 @@ class Loop:
             parameter, key = path.rsplit(".", 1)
             value = tensors[name].to(self.experiment.device)
             self.optimizers[int(i)].state[parameters[parameter]][key] = value
+        device = self.experiment.device
+        self.meter.load(
+            {
+                name.removeprefix(_METER): value.to(device)
+                for name, value in tensors.items()
+                if name.startswith(_METER)
+            }
+        )
         if self.experiment.accelerator.scaler:
             self.experiment.accelerator.scaler.load_state_dict(state["scaler"])
         for name in _PROGRESS:
             setattr(self, name, state[name])
+        self.best_start = state.get("best_start")

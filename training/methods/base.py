@@ -73,8 +73,6 @@ class Method(nn.Module):
     Config: ClassVar[type[Config]] = Config
     weighting: ClassVar[str] = "simgcd"  # how the loader weights labelled against unlabelled images
     alternating: ClassVar[bool] = False  # several optimizers take turns, see `phase`
-    # Error text for init=None, set by a method that must start from a trained run (the setting `init`)
-    needs_start: ClassVar[str | None] = None
 
     def __init__(self, config: Config, problem: Problem) -> None:
         super().__init__()
@@ -110,12 +108,19 @@ class Method(nn.Module):
         Keep results in buffers, so that a run resumed inside the epoch has them.
         """
 
+    def clusters_of_epoch(self, uq_idx: Tensor) -> Tensor | None:
+        """Clusters (n,) of the images `uq_idx` (n,) with which the epoch trained.
+
+        Their accuracy is reported beside that of `predict`, under its own name. Default: None, not reported.
+        """
+        return None
+
     def starting_weights(
         self, tensors: Mapping[str, Tensor], recipe: Mapping[str, Any], identity: Mapping[str, Any]
     ) -> dict[str, Tensor]:
         """The weights to take from the checkpoint of a trained run; one that does not fit is a `ConfigError`.
 
-        Called only if `needs_start` is set.
+        Called only if `Config.needs_start` is set.
 
         Args:
             tensors: the checkpoint's tensors, named as in `Student.state()`.

@@ -1,4 +1,4 @@
-"""Semi-supervised k-means, plain (GCD) or balanced (SelEx).
+"""SelEx's semi-supervised k-means, with balanced clusters or without.
 
 Fixed points keep their cluster, the others go to the nearest center. All work is done by matrix products on
 the device of the points; random numbers come from a CPU generator, so they are the same on every device.
@@ -37,6 +37,7 @@ def semi_supervised_kmeans(
     *,
     generator: torch.Generator,
     cluster_size: int | None = None,
+    published_balancing: bool = True,
     restarts: int = 1,
     iterations: int = 10,
     tolerance: float = 1e-4,
@@ -45,39 +46,41 @@ def semi_supervised_kmeans(
     """Cluster `points` (N, D) into `k` clusters.
 
     The first center of a cluster with fixed points is their mean; the other first centers are chosen among
-    the free points by k-means++. With `cluster_size`, stage A comes first: iteration t = 0, 1, ... moves
-    points out of overfull clusters in t rounds, and updates only the centers of clusters without fixed
-    points. Stage B is ordinary: all centers are the means of their points.
+    the free points by k-means++. Stage A updates only the centers of clusters without fixed points; with
+    `cluster_size`, its iteration t = 0, 1, ... moves points out of overfull clusters in t rounds. Stage B is
+    ordinary: all centers are the means of their points.
 
     Args:
         fixed: (N,) int64, the cluster of a fixed point, -1 for a free one.
         generator: CPU generator of the k-means++ draws.
-        cluster_size: maximum points of a cluster in stage A, with fixed ones; None: no stage A (as in GCD).
+        cluster_size: size that stage A allows a cluster, fixed points included; None: it moves no points.
+        published_balancing: move points as the published code does. A cluster whose fixed points alone
+            exceed its size, by n, releases its n farthest free points (corrected: all of them), and a cluster
+            with one free point keeps it and takes in others (corrected: only if it has room).
         restarts: the iteration with the lowest inertia of all restarts is returned.
         iterations: maximum of each stage. A stage ends sooner when (sum of the centers' shifts)^2 <
             `tolerance`.
         progress: text before a progress bar over the iterations; None: no bar.
     """
     _check(points, fixed, k, cluster_size, restarts, iterations)
-    stages = ("capacity", "plain") if cluster_size is not None else ("plain",)
-    total = restarts * len(stages) * iterations
+    total = restarts * 2 * iterations
     # Under autocast the products would be rounded to 16 bits.
     with (
         torch.autocast(points.device.type, enabled=False),
         progress_bar(total=total, desc=progress, leave=False, shown=progress is not None) as bar,
     ):
         task = _Task(points, fixed, k)
+        # Room that fixed points leave for free ones; negative where they alone exceed the size
+        room = None if cluster_size is None else cluster_size - task.fixed_count
         best: Clusters | None = None
         for _ in range(restarts):
             centers = task.first_centers(generator)
-            for stage in stages:
-                # Room that fixed points leave for free ones; a negative number is a full cluster.
-                room = cluster_size - task.fixed_count if stage == "capacity" else None
+            for stage in ("A", "B"):
                 for t in range(iterations):
-                    free_labels, inertia = task.assign(centers, room, rounds=t)
-                    moved = task.update(
-                        centers, free_labels, task.without_fixed if stage == "capacity" else None
-                    )
+                    distance, free_labels, inertia = task.assign(centers)
+                    for _ in range(t if stage == "A" and room is not None else 0):
+                        free_labels = _balance(distance, free_labels, room, published_balancing)
+                    moved = task.update(centers, free_labels, task.without_fixed if stage == "A" else None)
                     if best is None or inertia < best.inertia:
                         best = Clusters(task.labels(free_labels), moved, inertia)
                     shift = (moved - centers).norm(dim=1).sum().item()
@@ -137,14 +140,12 @@ class _Task:
         )
         return centers
 
-    def assign(self, centers: Tensor, room: Tensor | None, rounds: int) -> tuple[Tensor, float]:
-        """Clusters of the free points, and the inertia."""
+    def assign(self, centers: Tensor) -> tuple[Tensor, Tensor, float]:
+        """Distances of the free points, their nearest clusters, and the inertia."""
         distance = squared_distances(self.free, centers, self.free_lengths)
         nearest, labels = distance.min(1)
         inertia = nearest.sum() + (self.fixed_points - centers[self.fixed_labels]).square().sum()
-        for _ in range(rounds if room is not None else 0):
-            labels = _balance(distance, labels, room)
-        return labels, inertia.item()
+        return distance, labels, inertia.item()
 
     def update(self, centers: Tensor, free_labels: Tensor, movable: Tensor | None) -> Tensor:
         """Means of the clusters.
@@ -161,16 +162,26 @@ class _Task:
         return self.fixed.index_copy(0, self.where_free, free_labels)
 
 
-def _balance(distance: Tensor, labels: Tensor, room: Tensor) -> Tensor:
-    """One round: clusters with more than `room` (K,) points send the farthest to the nearest with room."""
+def _balance(distance: Tensor, labels: Tensor, room: Tensor, published: bool) -> Tensor:
+    """One round: a cluster with more than `room` (K,) points sends the farthest to the nearest with room.
+
+    All clusters are judged by the same `labels` (N,); `distance` is (N, K).
+    """
     count = labels.bincount(minlength=len(room))
+    kept, has_room = room, count < room
+    if published:
+        # The released points are a slice [room:] of the points sorted by distance, and a negative start of a
+        # slice counts from its end. A list of one point is taken for one with room before that.
+        kept = torch.where(room < 0, count + room, room)
+        kept = torch.where(count == 1, 1, kept)
+        has_room = has_room | (count == 1)
     own = distance.gather(1, labels[:, None])[:, 0]
     order = own.argsort(stable=True)
     order = order[labels[order].argsort(stable=True)]  # by cluster, then by distance
     rank = torch.empty_like(order)
     rank[order] = torch.arange(len(order), device=order.device) - (count.cumsum(0) - count)[labels[order]]
-    released = (rank >= room[labels]).nonzero().flatten()
-    elsewhere = distance[released].masked_fill_(count >= room, torch.inf).argmin(1)
+    released = (rank >= kept[labels]).nonzero().flatten()
+    elsewhere = distance[released].masked_fill_(~has_room, torch.inf).argmin(1)
     return labels.index_copy(0, released, elsewhere)
 
 

@@ -105,10 +105,15 @@ class SelEx(Method):
             k,
             generator=generator,
             cluster_size=-(-len(x) // k) if self.config.balanced else None,
+            published_balancing=self.config.published_balancing,
             restarts=restarts,
             iterations=self.config.kmeans_iterations,
             progress=name if rank_and_world()[0] == 0 else None,
         )
+
+    def clusters_of_epoch(self, uq_idx: Tensor) -> Tensor | None:
+        """Level 0: what the release of EAGC scores, from augmented views and one restart of k-means."""
+        return self.clusters[0, uq_idx.to(self.clusters.device)] if self.config.start_accuracy else None
 
     def unit_features(self, z: Tensor) -> Tensor:
         return torch.cat([F.normalize(self.mlp_head(chunk).float(), dim=1) for chunk in z.split(4096)])

@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eagc_ops.training.config import ConfigError, SPTNetConfig
+from eagc_ops.training.config import ConfigError, Sizes, SPTNetConfig
 from eagc_ops.training.methods.base import Problem, register
 from eagc_ops.training.methods.simgcd import SimGCD
 from eagc_ops.training.models.optimization import cosine, decay_groups
@@ -33,16 +33,11 @@ class SPTNet(SimGCD):
 
     Config = SPTNetConfig
     alternating = True
-    needs_start = "SPTNet starts from a trained SimGCD; set it to a run folder of simgcd or a checkpoint"
 
     def __init__(self, config: SPTNetConfig, problem: Problem) -> None:
         super().__init__(config, problem)
         self.steps = problem.images // config.batch_size  # batches per epoch
-        if config.phase_batches > self.steps:
-            raise ConfigError(
-                f"phase_batches must be <= {self.steps}, the batches of an epoch, got "
-                f"{config.phase_batches}; otherwise no epoch reaches the classifier phase"
-            )
+        config.check_sizes(Sizes(images=problem.images, pixels=problem.pixels))
         prompts = (
             [PadPrompt(problem.channels, problem.pixels, config.pad_width)] if config.prompts == "all" else []
         )
@@ -148,10 +143,7 @@ class PadPrompt(nn.Module):
 
     def __init__(self, channels: int, size: int, width: int) -> None:
         super().__init__()
-        inner = size - 2 * width
-        if inner < 1:
-            raise ConfigError(f"pad_width must be < {size / 2:g}, half the image size, got {width}")
-        self.inner = inner
+        self.inner = inner = size - 2 * width
         self.top, self.bottom = (nn.Parameter(torch.zeros(channels, width, size)) for _ in range(2))
         self.left, self.right = (nn.Parameter(torch.zeros(channels, inner, width)) for _ in range(2))
 

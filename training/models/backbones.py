@@ -9,6 +9,7 @@ import argparse
 import difflib
 import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -17,14 +18,9 @@ import torch
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
-__all__ = ["BACKBONES", "load_backbone"]
+from eagc_ops.training.config.backbones import BACKBONES, image_size_error
 
-# Name -> (timm name, published file). Only reg4 of DINOv2 is listed: without registers, position embeddings
-# are resized differently from one implementation to the next.
-BACKBONES = {
-    "dino_vitb16": ("vit_base_patch16_224.dino", "dino_vitbase16_pretrain.pth"),
-    "dinov2_vitb14_reg4": ("vit_base_patch14_reg4_dinov2.lvd142m", "dinov2_vitb14_reg4_pretrain.pth"),
-}
+__all__ = ["load_backbone"]
 
 
 def load_backbone(
@@ -47,26 +43,24 @@ def load_backbone(
     vit = _build(name, image_size, channels)
     if weights is not None:
         _load(vit, Path(weights), name)
-    elif name in BACKBONES:
+    elif name in BACKBONES and BACKBONES[name].file:
         warnings.warn(
-            f"{name} has random weights: pass weights= with the published file {BACKBONES[name][1]}",
+            f"{name} has random weights: pass weights= with the published file {BACKBONES[name].file}",
             stacklevel=2,
         )
     return vit
 
 
 def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
+    if name in BACKBONES:
+        _check_size(name, image_size, BACKBONES[name].multiple)
     if name == "vit_digits":  # 4 x 4 patches at every size: patches of 2 x 2 pixels on 8 x 8 images
-        if image_size % 4:
-            raise ValueError(
-                f"image_size must be a multiple of 4 for vit_digits (4 x 4 patches), got {image_size}"
-            )
         return VisionTransformer(
             image_size, image_size // 4, channels, num_classes=0, embed_dim=96, depth=4, num_heads=4
         )
-    timm_name = BACKBONES[name][0] if name in BACKBONES else name
+    timm_name = BACKBONES[name].timm_name if name in BACKBONES else name
     if not timm.is_model(timm_name):
-        known = [*BACKBONES, "vit_digits", *timm.list_models("*vit*")]
+        known = [*BACKBONES, *timm.list_models("*vit*")]
         close = difflib.get_close_matches(name, known, cutoff=0)
         raise ValueError(f"backbone {name!r} is unknown; close names: {', '.join(close) or 'none'}")
     try:
@@ -79,7 +73,14 @@ def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
         ) from error
     if not isinstance(vit, VisionTransformer):
         raise ValueError(f"backbone {name!r} is a {type(vit).__name__}; a timm VisionTransformer is needed")
+    _check_size(name, image_size, vit.patch_embed.patch_size[0])
     return vit
+
+
+def _check_size(name: str, image_size: int, multiple: int) -> None:
+    """timm would leave out the pixels beyond the last whole patch, and say nothing."""
+    if image_size % multiple:
+        raise ValueError(image_size_error(name, image_size, multiple))
 
 
 def _load(vit: VisionTransformer, path: Path, name: str) -> None:
@@ -129,6 +130,8 @@ def _read(path: Path) -> object:
             from safetensors.torch import load_file
 
             return load_file(path)
+        if zipfile.is_zipfile(path):
+            _compare_checksums(path)
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -140,6 +143,25 @@ def _read(path: Path) -> object:
             f"weights {path}: cannot be read, perhaps an incomplete download "
             f"({type(error).__name__}: {error})"
         ) from error
+
+
+def _compare_checksums(path: Path) -> None:
+    """Compare the checksums inside a .pth, which torch writes and does not read.
+
+    A file that was saved without them (`torch.serialization.set_crc32_options`) has none that is right.
+    """
+    wrong = []
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        for entry in entries:
+            try:
+                with archive.open(entry) as content:
+                    while content.read(1 << 24):
+                        pass
+            except zipfile.BadZipFile:
+                wrong.append(entry.filename)
+    if 0 < len(wrong) < len(entries):
+        raise zipfile.BadZipFile(f"{wrong[0]} inside does not match its checksum")
 
 
 def _backbone_part(content: object, path: Path) -> dict[str, Tensor]:

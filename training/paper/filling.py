@@ -13,24 +13,18 @@ from typing import Any
 
 import torch
 
-from eagc_ops.console import one_line
+from eagc_ops.console import is_for_the_user, one_line
 from eagc_ops.environment import describe
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.data import SPECS, open_data
-from eagc_ops.training.data.splits import PUBLISHED
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.jobs import Job, default_jobs, run_jobs, unfinished
 from eagc_ops.training.engine.pretraining import pretrained_encoder
-from eagc_ops.training.models.backbones import BACKBONES
 from eagc_ops.training.paper.filled import record
-from eagc_ops.training.paper.planning import Order
+from eagc_ops.training.paper.planning import Order, check_order
 from eagc_ops.training.paper.tables import MINIATURES, PlannedRun
 from eagc_ops.training.runs import run_job
-
-_PUBLISHERS = {  # GitHub repositories of weights
-    "dino_vitb16": "facebookresearch/dino",
-    "dinov2_vitb14_reg4": "facebookresearch/dinov2",
-}
+from eagc_ops.training.scores import scores_text
 
 
 def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callable[[str], None]) -> int:
@@ -40,7 +34,7 @@ def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callabl
     `pretrain_epochs`: epochs of the small encoder that a miniature needs if the order names no weights.
     """
     runs, started = order.runs(), time.perf_counter()
-    check_needs(order.dataset, runs[0].config)
+    check_order(order)
     torch.set_num_threads(1)  # as in every process of `run_jobs`
     if order.dataset in MINIATURES and "weights" not in order.places:
         _pretrain(order.dataset, Path(runs[0].config.weights), pretrain_epochs, say)
@@ -58,9 +52,7 @@ def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callabl
             failed += 1
             _show_failure(place, result)
         else:
-            last = " ".join(
-                f"{name.capitalize()} {_percent(result['last'][name])}" for name in ("all", "old", "new")
-            )
+            last = scores_text(result["last"], 1)
             say(f"{place}  {last}  after {time.perf_counter() - started:.0f} s")
     record(
         order.home,
@@ -69,35 +61,6 @@ def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callabl
         ((run.row.key, run.group.title, run.folder) for run in runs),
     )
     return failed
-
-
-def check_needs(dataset: str, config: Config) -> None:
-    """Raise a ConfigError that names every option that is missing, and where its file is published."""
-    spec, miniature = SPECS[dataset], MINIATURES.get(dataset)
-    if miniature and config.backbone != miniature.backbone:
-        raise ConfigError(
-            f"{config.backbone} needs photographs, but {dataset} are drawings of 8 x 8 pixels: choose a "
-            "different --dataset"
-        )
-    needs = []
-    if not miniature and config.root is None:
-        source = "; the small version of the Herbarium Challenge 2019, FGVC6"
-        needs.append(f"--root (a folder with {spec.layout}{source if dataset == 'herbarium19' else ''})")
-    if dataset in ("cub", "scars", "aircraft") and config.split_file is None:
-        place = (
-            "published in the GitHub repository sgvaze/generalized-category-discovery, folder data/ssb_splits"
-        )
-        needs.append(f"--split-file ({PUBLISHED[dataset][0]}, {place})")
-    if dataset == "folder" and config.split_file is None:
-        needs.append("--split-file (a .json or .yaml that names the known classes)")
-    if config.weights is None:
-        place = f"published in the GitHub repository {_PUBLISHERS[config.backbone]}"
-        needs.append(f"--weights ({BACKBONES[config.backbone][1]}, {place})")
-    if needs:
-        raise ConfigError(
-            f"{spec.title} with {config.backbone} needs {', '.join(needs)}; --dry-run shows the plan without "
-            "them"
-        )
 
 
 def jobs_of(runs: Sequence[PlannedRun]) -> list[Job]:
@@ -152,7 +115,8 @@ def _pretrain(dataset: str, file: Path, epochs: int, say: Callable[[str], None])
 
 
 def _show_failure(place: str, error: Exception) -> None:
-    if not isinstance(error, (ValueError, FloatingPointError, BrokenExecutor)):
+    expected = isinstance(error, (ValueError, FloatingPointError, BrokenExecutor))
+    if not expected and not is_for_the_user(error):
         traceback.print_exception(error)
     print(f"{place} FAILED: {one_line(error)}", file=sys.stderr, flush=True)
 
@@ -166,7 +130,3 @@ def _conditions(order: Order) -> dict[str, Any]:
         "commit": environment["commit"],
         "preset": order.preset,
     }
-
-
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{value:.1%}"

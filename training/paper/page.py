@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -13,9 +14,9 @@ from eagc_ops.files import atomic_write
 from eagc_ops.table import Cell, Row, Table
 from eagc_ops.training.data import SPECS
 from eagc_ops.training.paper.filled import Filled, read_filled
-from eagc_ops.training.paper.tables import AVERAGE, MINIATURES, NAMES, TABLES, PaperRow
+from eagc_ops.training.paper.tables import AVERAGE, MINIATURES, NAMES, START, TABLES, PaperRow
 from eagc_ops.training.paper.values import PAPER
-from eagc_ops.training.report.measures import mean_std, plus_minus
+from eagc_ops.training.report.measures import START_MEASURE, mean_std, plus_minus
 from eagc_ops.training.report.page import render_sections, templates
 from eagc_ops.training.report.runs import RunRecord
 
@@ -26,6 +27,9 @@ COLUMNS = {  # measure: heading, digits
     "best_all": ("All, best", 1),
     "best_old": ("Old, best", 1),
     "best_new": ("New, best", 1),
+    "start_all": ("All, start", 1),
+    "start_old": ("Old, start", 1),
+    "start_new": ("New, start", 1),
     "gdc_release": ("GDC ↓", 4),
     "soc_release": ("SOC ↓", 4),
     "gdc_clean": ("GDC, clean", 4),
@@ -49,11 +53,29 @@ def write_table(name: str, folder: Path, store: Path) -> Table:
     """
     filled = read_filled(name, folder, store)
     tables = [_results(name, filled), _differences(name, filled), _beside(name, filled)]
+    tables.append(_starts(name, filled))
     tables = [(caption, table) for caption, table in tables if table.rows]
-    _write(folder, name, _note(name), tables, _conditions(filled), _figures(filled))
+    _write(folder, name, table_note(name), tables, _conditions(filled), _figures(filled))
     _, table = _results(name, filled._replace(groups=filled.measured))
     rows = [row for row in table.rows if any(cell.text != "-" for cell in row.cells[table.headings :])]
     return Table(table.header, rows, table.headings, table.groups)
+
+
+def table_note(name: str) -> str:
+    """What a reader must know to compare our values with the paper's."""
+    table = TABLES[name]
+    sentences = []
+    if any(row.ours for row in table.rows):
+        sentences.append("Rows with * are not in the paper.")
+        sentences.append('"Recipe of + EAGC" is the row + EAGC without the operator: the fair baseline.')
+    sentences += [table.note] if table.note else []
+    if table.has_selex:
+        sentences.append(START_MEASURE)
+        sentences.append(
+            "The paper does not say of which kind its values of SelEx + EAGC are; the released code computes "
+            "no other than the former."
+        )
+    return " ".join([*sentences, f"In the paper: {PAPER[name].label}."])
 
 
 def write_overhead(folder: Path, note: str, tables: Sequence[Table], svg: str) -> None:
@@ -89,8 +111,8 @@ def _write(
     atomic_write(folder / "table.html", html)
 
 
-# The three tables of a page
-# ----------------------------------------------------------------------------------
+# The tables of a page
+# ----------------------------------------------------------------------------------------
 
 
 def _results(name: str, filled: Filled) -> tuple[str, Table]:
@@ -158,6 +180,33 @@ def _beside(name: str, filled: Filled) -> tuple[str, Table]:
     return caption, _table(name, filled._replace(groups=filled.measured), table.beside, rows, cell)
 
 
+def _starts(name: str, filled: Filled) -> tuple[str, Table]:
+    """Rows whose runs score the clusters at the start of an epoch, beside the paper's values.
+
+    These are the rows of SelEx that follow the released scripts.
+    """
+    table = TABLES[name]
+    if not table.has_selex:
+        return "", Table([], [])
+
+    def scored(row: PaperRow, group: str) -> list[Mapping[str, float]]:
+        values = filled.values(row.key, group).values()
+        return [value for value in values if not math.isnan(value["start_all"])]
+
+    def cell(row: PaperRow, group: str, measure: str, place: int) -> Cell:
+        values = scored(row, group)
+        printed = _printed(name, row.key, group, table.columns.index("all") + place) if values else None
+        return _cell([value[measure] for value in values], measure, printed)
+
+    groups = [group for group in filled.measured if any(scored(row, group) for row in table.rows)]
+    rows = [row for row in table.rows if any(scored(row, group) for group in groups)]
+    caption = (
+        "SelEx at the start of an epoch, as the released code measures it; the paper's value in brackets"
+    )
+    filled = filled._replace(groups=groups)
+    return caption, _table(name, filled, START, rows, cell, lambda row, group: len(scored(row, group)))
+
+
 def _table(
     name: str,
     filled: Filled,
@@ -212,16 +261,6 @@ def _printed(name: str, row: str, group: str, place: int) -> float | None:
 
 # Around the tables
 # -------------------------------------------------------------------------------------------
-
-
-def _note(name: str) -> str:
-    table = TABLES[name]
-    sentences = []
-    if any(row.ours for row in table.rows):
-        sentences.append("Rows with * are not in the paper.")
-        sentences.append('"Recipe of + EAGC" is the row + EAGC without the operator: the fair baseline.')
-    sentences += [table.note] if table.note else []
-    return " ".join([*sentences, f"In the paper: {PAPER[name].label}."])
 
 
 def _conditions(filled: Filled) -> list[str]:

@@ -8,8 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from eagc_ops.training.config import Config, Diagnosis, resolve
-from eagc_ops.training.data import SPECS
+from eagc_ops.places import writable_folder
+from eagc_ops.training.config import SPECS, Config, ConfigError, Diagnosis, resolve
+from eagc_ops.training.config.backbones import BACKBONES
+from eagc_ops.training.config.places import PUBLISHED_WHERE
+from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.paper.tables import (
     MINIATURES,
@@ -69,6 +72,18 @@ class Order:
         )
 
 
+def check_order(order: Order) -> None:
+    """Check everything that the options, the folders and the headers of files say about an order.
+
+    The encoder of a miniature, the trunk cache and the runs that others start from are made later.
+    """
+    runs = order.runs()
+    writable_folder("output", order.output)
+    _check_needs(order.dataset, runs[0].config)
+    for run in runs:
+        check_run(run.config.replace(weights=order.places.get("weights"), trunk_cache=None))
+
+
 def plan_text(order: Order) -> str:
     """The rows with their recipes, how many runs are finished, and the cost of the others."""
     planned = order.runs()
@@ -90,6 +105,32 @@ def plan_text(order: Order) -> str:
         if epochs[run.folder] is not None
     ]
     return "\n".join([*lines, *_cost(order, left)])
+
+
+def _check_needs(dataset: str, config: Config) -> None:
+    """Raise a ConfigError that names every option that is missing, and where its file is published."""
+    spec, miniature = SPECS[dataset], MINIATURES.get(dataset)
+    if miniature and config.backbone != miniature.backbone:
+        raise ConfigError(
+            f"{config.backbone} needs photographs, but {dataset} are drawings of 8 x 8 pixels: choose a "
+            "different --dataset"
+        )
+    needs = []
+    if not miniature and config.root is None:
+        source = "; the small version of the Herbarium Challenge 2019, FGVC6"
+        needs.append(f"--root (a folder with {spec.layout}{source if dataset == 'herbarium19' else ''})")
+    if dataset in ("cub", "scars", "aircraft") and config.split_file is None:
+        needs.append(f"--split-file ({spec.split_file}, {PUBLISHED_WHERE})")
+    if dataset == "folder" and config.split_file is None:
+        needs.append("--split-file (a .json or .yaml that names the known classes)")
+    if config.weights is None:
+        place = f"published in the GitHub repository {BACKBONES[config.backbone].publisher}"
+        needs.append(f"--weights ({BACKBONES[config.backbone].file}, {place})")
+    if needs:
+        raise ConfigError(
+            f"{spec.title} with {config.backbone} needs {', '.join(needs)}; --dry-run shows the plan without "
+            "them"
+        )
 
 
 def _recipe_text(order: Order, run: PlannedRun) -> str:

@@ -17,7 +17,6 @@ from matplotlib.ticker import MaxNLocator
 from eagc_ops.training.engine.metrics import BINS
 from eagc_ops.training.report.drawing import Picture, axes, line_style, picture
 from eagc_ops.training.report.measures import (
-    SCORES,
     TITLES,
     explanations,
     mean_std,
@@ -26,6 +25,7 @@ from eagc_ops.training.report.measures import (
     number,
 )
 from eagc_ops.training.report.runs import RunGroup, Sweep, help_text, sweeps
+from eagc_ops.training.scores import SCORES
 
 Curve = list[tuple[float, float]]  # (x, y) of a run
 

@@ -8,8 +8,15 @@ from collections.abc import Iterable, Sequence
 
 from eagc_ops.training.analysis.diagnosis import MEASURES
 from eagc_ops.training.report.runs import RunGroup, RunRecord
+from eagc_ops.training.scores import SCORES
 
-SCORES = ("all", "old", "new")
+START_MEASURE = (
+    "The released code of SelEx + EAGC reports the accuracy at the start of an epoch: of the clusters with "
+    "which the epoch trains, from one augmented view and one restart of k-means, at the best of all epochs, "
+    "chosen with the true labels (it scores its 200th epoch by a plain k-means instead). All other "
+    "accuracies of SelEx on this page are those of a new k-means at the end of an epoch, from test views, "
+    "with ten restarts unless set otherwise."
+)
 TITLES = {
     "gdc_clean": "GDC, clean",
     "gdc_release": "GDC, release",
@@ -28,6 +35,7 @@ def measures(run: RunRecord) -> dict[str, float]:
     """The numbers of a run, NaN where it has no value.
 
     `all`, `old`, `new`: accuracies of the last epoch so far, in percent; `best_all`, ...: of the best epoch.
+    `start_all`, ...: of the clusters at the start of an epoch, at their best, if the run scores them.
     `seconds`: median over whole epochs, without the time for GDC and SOC. The measures of gradient
     entanglement (`gdc_clean`, ...): means over the steps at which they were measured.
     """
@@ -35,6 +43,8 @@ def measures(run: RunRecord) -> dict[str, float]:
     best = max(epochs, key=lambda line: line["all"])
     values = {name: number(epochs[-1][name], 100) for name in SCORES}
     values |= {f"best_{name}": number(best[name], 100) for name in SCORES}
+    start = max(epochs, key=lambda line: line.get("start_all", -1))
+    values |= {f"start_{name}": number(start.get(f"start_{name}"), 100) for name in SCORES}
     diagnosing: dict[int, float] = {}
     for line in diagnoses:
         diagnosing[line["epoch"]] = diagnosing.get(line["epoch"], 0.0) + line["seconds"]
@@ -52,6 +62,11 @@ def measured(groups: Sequence[RunGroup]) -> list[str]:
     """The measures of gradient entanglement for which a run has a value."""
     lines = _diagnoses(groups)
     return [name for name in MEASURES if any(line.get(name) is not None for line in lines)]
+
+
+def scores_starts(groups: Sequence[RunGroup]) -> bool:
+    """Whether a run scores the clusters at the start of every epoch."""
+    return any("start_all" in run.lines["epoch"][0] for group in groups for run in group.runs)
 
 
 def explanations(groups: Sequence[RunGroup]) -> list[str]:

@@ -21,10 +21,18 @@ from eagc_ops.training.data import SPECS
 from eagc_ops.training.engine.facts import RunFacts
 from eagc_ops.training.report import drawing
 from eagc_ops.training.report.figures import FIGURES
-from eagc_ops.training.report.measures import SCORES, TITLES, measured, measures, plus_minus
+from eagc_ops.training.report.measures import (
+    START_MEASURE,
+    TITLES,
+    measured,
+    measures,
+    plus_minus,
+    scores_starts,
+)
 from eagc_ops.training.report.runs import RunGroup, RunRecord, by_problem, grouped, read_run, recipe
 from eagc_ops.training.report.weight_figures import weight_figures
 from eagc_ops.training.report.weights import look_at_weights
+from eagc_ops.training.scores import SCORES, scores_text
 
 _PACKAGE = "eagc_ops.training.report"
 
@@ -144,6 +152,10 @@ def _results(groups: Sequence[RunGroup]) -> Table:
         for which, prefix in (("last", ""), ("best", "best_"))
         for name in SCORES
     }
+    if scores_starts(groups):
+        columns |= {
+            f"start_{name}": (f"{name.capitalize()}, best start of an epoch, %", 1) for name in SCORES
+        }
     columns |= {name: (TITLES.get(name, name), 3) for name in measured(groups)}
     columns["seconds"] = ("seconds per epoch", 2)
     rows = []
@@ -167,6 +179,8 @@ def _result_notes(groups: Sequence[RunGroup]) -> list[str]:
         "Seconds per epoch are the median over the epochs of a run, in wall-clock time, without the time "
         "for diagnosis.",
     ]
+    if scores_starts(groups):
+        notes.append(START_MEASURE)
     if measured(groups):
         notes.append(
             "GDC, SOC, rho and cos are means over the steps at which they were measured; they are explained "
@@ -188,12 +202,11 @@ def _provenance(groups: Sequence[RunGroup]) -> Table:
     for group in groups:
         for run in group.runs:
             last, facts = run.lines["epoch"][-1], run.facts
-            scores = " / ".join("-" if last[name] is None else f"{100 * last[name]:.2f}" for name in SCORES)
-            cells = [run.path.name, group.name, str(run.config.seed), scores]
+            cells = [run.path.name, group.name, str(run.config.seed), scores_text(last)]
             cells += [facts.split_hash[:12], facts.trunk[:12], _short(facts.commit)]
             cells += [", ".join(f"{name} {text}" for name, text in (facts.versions or {}).items() if text)]
             rows.append(Row(cells))
-    header = ["run", "configuration", "seed", "All / Old / New, last epoch"]
+    header = ["run", "configuration", "seed", "last epoch"]
     return Table([*header, "split (sha256)", "trunk (sha256)", "commit", "versions"], rows)
 
 

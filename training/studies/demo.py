@@ -28,6 +28,7 @@ from eagc_ops.training.report.measures import measures, plus_minus
 from eagc_ops.training.report.page import write_report
 from eagc_ops.training.report.runs import read_run
 from eagc_ops.training.runs import run_job
+from eagc_ops.training.scores import scores_text
 
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "a": ("SimGCD, pretrained", {"eagc": False, "warm_start": False}),
@@ -183,7 +184,7 @@ def _train(jobs: list[Job], at_a_time: int, say: Say) -> None:
     for done, (job, result) in enumerate(run_jobs(left, at_a_time, run_job), 1):
         if isinstance(result, Exception):
             raise result
-        last = " ".join(f"{name.capitalize()} {result['last'][name]:.1%}" for name in ("all", "old", "new"))
+        last = scores_text(result["last"], 1)
         seconds = time.perf_counter() - started
         say(f"   {done:2} of {len(left)}: {job.folder.name}  {last}  after {seconds:.0f} s")
 

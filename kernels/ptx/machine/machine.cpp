@@ -53,7 +53,7 @@ void Machine::run() {
 
 void Machine::start(Block& block, uint32_t id) {
   block.id = id + 1;
-  block.first_phase = ++block.phase;
+  ++block.phase;
   block.arrived = 0;
   block.clock.clear();
   std::fill(block.shared.begin(), block.shared.end(), uint8_t(0xff));  // NaN, if anyone reads it

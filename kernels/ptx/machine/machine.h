@@ -62,7 +62,7 @@ struct Warp {
 
 struct Block {
   uint32_t id = NOBODY;  // its place in the grid, counted from 1
-  uint32_t phase = 0, first_phase = 0;  // the phase goes on when the object serves the next block
+  uint32_t phase = 0;  // it goes on when the object serves the next block
   int arrived = 0, barrier = 0;  // warps that wait, and at which barrier
   Clock clock;  // what all warps know since the last barrier
   std::vector<uint8_t> shared;

@@ -56,6 +56,9 @@ struct Found {
   int64_t offset, times;
 };
 
+// decode.py and execute.py have the same layouts.
+static_assert(sizeof(Instruction) == 128 && sizeof(Buffer) == 40 && sizeof(Found) == 48);
+
 struct Count {
   int64_t warps, lanes, sectors, wavefronts, ideal;
 };

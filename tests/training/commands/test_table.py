@@ -84,7 +84,7 @@ def measured(tmp_path, capfd, monkeypatch):
     """
     stand_in = (
         "import shutil, sys; out = dict(zip(sys.argv[4::2], sys.argv[5::2]))\nassert sys.argv[2:4] == "
-        "['bench', 'overhead'] and out['--dataset'] == 'cub'\nshutil.copy(f'{sys.argv[1]}/overhead.json', "
+        "['bench', 'overhead'] and out['--dataset'] == 'digits'\nshutil.copy(f'{sys.argv[1]}/overhead.json', "
         "out['-o'])\nshutil.copy(f'{sys.argv[1]}/overhead.svg', out['--picture'])\nprint('measured')"
     )
     start = subprocess.Popen
@@ -94,7 +94,7 @@ def measured(tmp_path, capfd, monkeypatch):
         return start([sys.executable, "-c", stand_in, str(RESULTS), *words[3:]], **settings)
 
     monkeypatch.setattr(command.subprocess, "Popen", popen)
-    assert table("overhead", "--dataset", "cub", "--root", "r", "-o", tmp_path) == 0
+    assert table("overhead", "--dataset", "digits", "-o", tmp_path) == 0
     return tmp_path / "overhead", capfd.readouterr().out
 
 
@@ -168,7 +168,7 @@ NEEDS = {
     ),
     "missing root": (
         ["herbarium", "--dataset", "herbarium19", "--weights", "w", "--root", "nowhere"],
-        "'nowhere' is not a folder",
+        "--root nowhere is not a folder",
     ),
     "unknown table": (["ablations", "--dataset", "digits"], "ablations"),
     "unknown data set": (["main", "--dataset", "birds"], "birds"),

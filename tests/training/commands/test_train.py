@@ -12,6 +12,7 @@ import torch
 from commands import call
 
 from eagc_ops.cli import main
+from eagc_ops.training import runs
 from eagc_ops.training.engine import loop
 from eagc_ops.training.engine.checkpoint import load_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
@@ -75,6 +76,7 @@ def test_two_epochs_by_the_command_line(dataset, method, pictures, data, tmp_pat
         places = options(root=root, batch_size=32)
     else:
         places = options(**data, batch_size=32)
+    batch = {"cub": 128, "cifar10": 32, "folder": 32}
     run = tmp_path / "run"
     chosen = options(method=method, dataset=dataset)
     assert train(run, *chosen, *places, *TINY, "--warm-start") == 0
@@ -83,6 +85,8 @@ def test_two_epochs_by_the_command_line(dataset, method, pictures, data, tmp_pat
     assert len(epochs) == 2
     assert scores(out)[0] == epochs[-1]  # the headline of the preset "paper" is the last epoch
     assert f"run: {run}" in out
+    assert out.startswith(f"{method} with EAGC (preset paper) on ")  # the first line says what is trained
+    assert out.splitlines()[1] == f"2 epochs, {batch[dataset]} images per step, seed 0, on cpu -> {run}"
     assert RunFolder.open(run).config.dataset == dataset
     assert any("tau_q50" in line for line in RunFolder.open(run).metrics())  # EAGC took part
     if dataset != "folder":  # these files are not the official ones, and that is said in one line each
@@ -122,8 +126,27 @@ def test_a_run_that_was_interrupted_goes_on(data, trained, tmp_path, capsys, mon
     assert main(["train", "--resume", str(run), "--workers", "1"]) == 0
     a, b = (load_checkpoint(path / "last.safetensors")[0] for path in (trained, run))
     assert all(torch.equal(a[name], b[name]) for name in a)
+    capsys.readouterr()
     assert main(["train", "--resume", str(run)]) == 0
     assert "is complete" in capsys.readouterr().out
+    assert main(["train", "--resume", str(run), "--seed", "8"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""  # an error comes alone
+    assert "--seed cannot change in an existing run" in err
+
+
+def test_the_accuracy_that_the_release_reports_has_a_line_of_its_own(monkeypatch, capsys, tmp_path):
+    epoch = {"epoch": 7, "all": 0.5, "old": 0.6, "new": 0.4}
+    result = {"headline": "best", "last": epoch, "best": epoch, "warnings": []}
+    words = options(method="selex", dataset="cub", preset="release", weights="file")
+    lines = []
+    for more in ({}, {"best_start": {"epoch": 3, "all": 0.75, "old": 0.25, "new": None}}):
+        monkeypatch.setattr(runs, "train", lambda config, run, more=more: {**result, **more})
+        assert train(tmp_path / "run", *words) == 0
+        lines.append(capsys.readouterr().out.splitlines())
+    assert [line.split(":")[0] for line in lines[0]] == ["best epoch (8)", "last epoch (8)", "run"]
+    (added,) = set(lines[1]) - set(lines[0])
+    assert added.startswith("best start of an epoch (4): All 75.00%  Old 25.00%  New -    (as the released")
 
 
 def test_the_default_folder_names_the_run(data, tmp_path, monkeypatch, capsys):

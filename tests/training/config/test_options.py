@@ -4,20 +4,23 @@ import argparse
 
 import pytest
 
+from eagc_ops.console import Parser
 from eagc_ops.training.config import (
     CONFIGS,
     ConfigError,
     Diagnosis,
     SimGCDConfig,
     add_config_arguments,
+    as_options,
     config_from_arguments,
+    recipe_of,
     resolve,
 )
 
 
 def options(*words):
     """The settings that the options set."""
-    parser = argparse.ArgumentParser()
+    parser = Parser(prog="eagc x")
     add_config_arguments(parser)
     return vars(parser.parse_args(words))
 
@@ -101,7 +104,7 @@ def test_help_shows_every_field_with_its_default():
     names = {name for cls in CONFIGS.values() for name in cls.model_fields}
     names |= {f"diagnose_{name}" for name in Diagnosis.model_fields}
     assert all("--" + name.replace("_", "-") in text for name in names)
-    assert "[by preset and data set: 0.1 | 1.0" in text
+    assert "learning rate of the heads [0.1 for simgcd on digits, preset paper]" in text
     assert "[0.7]" in text
 
 
@@ -140,3 +143,35 @@ def test_no_eagc_takes_no_value(capsys):
     with pytest.raises(SystemExit):
         parse("--no-eagc", "init")
     assert "--no-eagc takes no value, got 'init'" in capsys.readouterr().err
+    assert "--eagc [init|on]" in help_text() and "--no-eagc [" not in help_text()
+
+
+def test_help_shows_the_defaults_of_the_recipe_that_is_named():
+    argv = ["--preset", "release", "--dataset", "scars", "--help"]
+    parser = argparse.ArgumentParser()
+    add_config_arguments(parser, recipe=recipe_of(argv))
+    text = " ".join(parser.format_help().split())
+    assert "[3.0 for simgcd on scars, preset release]" in text  # lambda_p
+    assert "embedding_dim" not in text and "[65536 for selex on scars, preset release]" in text
+
+
+@pytest.mark.parametrize(
+    ("error", "text"),
+    [
+        ("lr_floor must be <= 1, got 5.0", "--lr-floor must be <= 1, got 5.0"),
+        ("diagnose.every must be >= 1, got 0", "--diagnose-every must be >= 1, got 0"),
+        ("precision='fp16' needs a GPU", "--precision fp16 needs a GPU"),
+        ("choose warm_start=True, or eagc=False", "choose --warm-start, or --no-eagc"),
+        ("epochs, seed cannot change", "--epochs, --seed cannot change"),
+        ("weights a/split_file.pth: no such file", "--weights a/split_file.pth: no such file"),
+        ("the seed of root_x is k", "the seed of root_x is k"),
+    ],
+)
+def test_an_error_speaks_of_options(error, text):
+    assert as_options(ValueError(error)) == text
+
+
+def test_an_error_about_a_file_does_not_speak_of_options():
+    error = ConfigError("run.json: lambda_p must be >= 0, got -1.0")
+    error.__cause__ = ConfigError("lambda_p must be >= 0, got -1.0")
+    assert as_options(error) == str(error)

@@ -68,6 +68,19 @@ from eagc_ops.training.methods import METHODS, register
             "diagnose must be an object with the keys every, steps, parameters, k or none, got 'every=2'",
         ),
         ({"diagnose": {}, "accumulation": 2}, "accumulation=2: the diagnosis compares gradients"),
+        ({"seed": 2**63}, "seed must be <= 9223372036854775807, got 9223372036854775808"),
+        ({"lr_floor": 5.0}, "lr_floor must be <= 1, got 5.0"),
+        (
+            {"backbone_lr": 1e-4, "head_lr": 1.0},
+            "lr_floor=0.001 x head_lr=1 is more than backbone_lr=0.0001: the encoder's learning rate would "
+            "rise; lower lr_floor to 0.0001 or less",
+        ),
+        ({"accumulation": 128}, "accumulation=128 leaves 1 image of batch_size=128 in a micro-batch"),
+        ({"sup_weight": 1.5}, "sup_weight must be <= 1, got 1.5"),
+        ({"workers": 1000}, "workers must be <= 256, got 1000"),
+        ({"image_size": 5000}, "image_size must be <= 4096, got 5000"),
+        ({"cache_views": 1001}, "cache_views must be <= 1000, got 1001"),
+        ({"root": ""}, "root is empty: name a path, or leave it out"),
         ({"method": "simgdc"}, "method must be one of "),
         ({"preset": "best"}, "preset must be one of baseline, paper, release, got 'best'"),
         ({"dataset": "birds"}, "dataset must be one of cifar10, "),
@@ -233,5 +246,5 @@ def test_the_room_imports_only_itself_pydantic_and_the_standard_library(file):
         modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for module in modules:
             top = module.split(".")[0]
-            own = module.startswith("eagc_ops.training.config")
+            own = module.startswith("eagc_ops.training.config") or module == "eagc_ops.places"
             assert own or top in {*sys.stdlib_module_names, "pydantic", "typing_extensions"}, module

@@ -68,7 +68,7 @@ def test_formula_splits():
     assert herbarium.known[:10] == (113, 378, 303, 504, 301, 490, 75, 491, 470, 558)
     assert herbarium.novel[:10] == (2, 4, 5, 9, 11, 13, 16, 19, 22, 23)
     assert (len(herbarium.known), len(herbarium.novel)) == (341, 342)
-    with pytest.raises(ValueError, match=r"is a formula and reads no file, got split_file='x\.pkl'"):
+    with pytest.raises(ValueError, match=r"split_file x\.pkl: .* is a formula and reads no file"):
         class_split("cifar10", "x.pkl")
 
 
@@ -184,9 +184,14 @@ def test_a_damaged_or_foreign_split_file_is_named(tmp_path):
     (tmp_path / "cut.pkl").write_bytes(pickle.dumps(CONTENT)[:50])
     with pytest.raises(ValueError, match=r"cut\.pkl is refused or damaged"):
         class_split("aircraft", tmp_path / "cut.pkl")
-    (tmp_path / "x.txt").write_text("")
-    with pytest.raises(ValueError, match=r"expected the published aircraft_osr_splits\.pkl or a \.json"):
+    (tmp_path / "x.txt").write_text("text")
+    with pytest.raises(
+        ValueError, match=r"x\.txt must end in \.pkl, \.json: .* needs aircraft_osr_splits\.pkl"
+    ):
         class_split("aircraft", tmp_path / "x.txt")
+    (tmp_path / "x.json").write_text("")
+    with pytest.raises(ValueError, match=r"x\.json is empty \(0 bytes\)"):
+        class_split("aircraft", tmp_path / "x.json")
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """The encoder of digits: its measure of features, its augmentation, its gate."""
 
+from pathlib import Path
+
 import numpy as np
 import pytest
 import torch
@@ -8,6 +10,7 @@ from sklearn.neighbors import KNeighborsClassifier
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.data import open_data
 from eagc_ops.training.engine import pretraining as pretrain
+from eagc_ops.training.engine.checkpoint import save_checkpoint
 from eagc_ops.training.engine.pretraining import affine, knn_accuracy, pretrained_encoder
 from eagc_ops.training.models.backbones import load_backbone
 
@@ -68,18 +71,34 @@ def test_a_run_on_digits_gets_the_encoder_and_others_do_not(tmp_path, monkeypatc
         assert pretrain.with_encoder(other, tmp_path, said.append) is other
 
 
-def test_of_several_processes_one_makes_the_encoder_and_the_others_wait(tmp_path, monkeypatch):
-    data, file, other = open_data("digits"), tmp_path / "weights.safetensors", tmp_path / "other.safetensors"
+def test_an_encoder_for_another_size_has_a_file_of_its_own(tmp_path, monkeypatch):
     monkeypatch.setattr(
-        pretrain, "pretrain", lambda pixels, epochs: load_backbone("vit_digits", image_size=16, channels=1)
+        pretrain,
+        "pretrain",
+        lambda pixels, epochs: load_backbone("vit_digits", image_size=pixels.shape[-1], channels=1),
     )
-    made, waited = pretrained_encoder(other, data, epochs=1), []
+    files = []
+    for size in (None, 16, 32):
+        config = pretrain.with_encoder(resolve(image_size=size), tmp_path, lambda _: None)
+        files.append(Path(config.weights).name)
+        load_backbone("vit_digits", config.weights, image_size=size or 16, channels=1)
+    assert files == ["digits.safetensors", "digits.safetensors", "digits-32.safetensors"]
 
-    def sleep(seconds):
-        waited.append(seconds)
-        other.rename(file)  # the other process is done
 
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(pretrain.time, "sleep", sleep)
-    assert pretrained_encoder(file, data, epochs=1) == made._replace(file=file, seconds=None)
-    assert len(waited) == 1
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"k": 3}, "k must be >= 5"),
+        ({"method": "sptnet", "init": "start.safetensors"}, "does not fit this run: split_hash is 'other'"),
+        ({"method": "selex", "embedding_dim": 2}, "embedding_dim must be >= "),
+        ({"backbone": "vit_digits", "image_size": 30}, "image_size must be a multiple of 4"),
+    ],
+)
+def test_a_setting_that_does_not_fit_is_refused_before_pretraining(settings, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(pretrain, "pretrain", lambda *_: pytest.fail("pretraining has begun"))
+    identity = {"split_hash": "other", "trunk": "unknown", "mlp_head_layers": 0, "eagc": True}
+    save_checkpoint(Path("start.safetensors"), {}, {"identity": identity, "last": {}})
+    with pytest.raises(ValueError, match=message):
+        pretrain.with_encoder(resolve(**settings), tmp_path / "runs", lambda _: None)
+    assert not (tmp_path / "runs").exists()

@@ -1,7 +1,10 @@
 """Semi-supervised k-means against a brute-force version with Python loops in fp64, and at its edges."""
 
+from collections import Counter
+
 import pytest
 import torch
+from torch.nn import functional as F
 
 from eagc_ops.training.methods.clustering import _balance, kmeans_plus_plus, semi_supervised_kmeans
 
@@ -21,8 +24,14 @@ def nearest(point, centers, allowed=None):
     return min(candidates, key=lambda c: squared(point, centers[c]))
 
 
-def brute_force(points, fixed, k, draws, cluster_size=None, iterations=10, tolerance=1e-4):
-    """One restart as published: (labels, centers, inertia) of the iteration with the lowest inertia."""
+def brute_force(
+    points, fixed, k, draws, cluster_size=None, iterations=10, tolerance=1e-4, published=True, seen=None
+):
+    """One restart of the published algorithm: (labels, centers, inertia) at the lowest inertia.
+
+    `published=False` is the corrected balancing. `seen` counts the clusters that tell the two apart.
+    """
+    seen = Counter() if seen is None else seen
     free = [i for i, c in enumerate(fixed) if c == FREE]
     constrained = [i for i, c in enumerate(fixed) if c != FREE]
     centers = [
@@ -42,24 +51,28 @@ def brute_force(points, fixed, k, draws, cluster_size=None, iterations=10, toler
                     centers[c] = points[i]
                     break
     best = None
-    for stage in ("A", "B") if cluster_size is not None else ("B",):
+    for stage in ("A", "B"):
         for t in range(iterations):
-            label = {
-                i: fixed[i] if i in constrained else nearest(points[i], centers) for i in range(len(points))
-            }
+            label = {i: nearest(points[i], centers) for i in free} | {i: fixed[i] for i in constrained}
             inertia = sum(squared(points[i], centers[label[i]]) for i in label)
-            for _ in range(t if stage == "A" else 0):
-                room = [max(cluster_size - sum(fixed[i] == c for i in constrained), 0) for c in range(k)]
-                members = {
-                    c: sorted(
-                        (i for i in free if label[i] == c), key=lambda i, c=c: squared(points[i], centers[c])
-                    )
-                    for c in range(k)
-                }
-                not_full = [c for c in range(k) if len(members[c]) < room[c]]
-                released = [i for c in range(k) for i in members[c][room[c] :]]
+            for _ in range(t if stage == "A" and cluster_size is not None else 0):
+                released, takes_more = [], []
+                for c in range(k):
+                    room = cluster_size - sum(fixed[i] == c for i in constrained)
+                    members = [i for i in free if label[i] == c]
+                    members.sort(key=lambda i, c=c: squared(points[i], centers[c]))
+                    seen["negative room, some stay"] += room < 0 and len(members) > max(-room, 1)
+                    seen["one point, no room"] += room <= 1 and len(members) == 1
+                    if published:
+                        if len(members) == 1 or len(members) < room:
+                            takes_more.append(c)
+                        elif len(members) > room:
+                            released += members[room:]  # from the end, if the room is negative
+                    else:
+                        released += members[max(room, 0) :]
+                        takes_more += [c] if len(members) < room else []
                 for i in released:
-                    label[i] = nearest(points[i], centers, not_full)
+                    label[i] = nearest(points[i], centers, takes_more)
             moved = []
             for c in range(k):
                 rows = [points[i] for i in label if label[i] == c]
@@ -87,10 +100,20 @@ def generator(seed=0):
     return torch.Generator().manual_seed(seed)
 
 
+def assert_same(found, expected):
+    labels, centers, inertia = expected
+    assert found.labels.tolist() == labels
+    assert found.inertia == pytest.approx(inertia, rel=1e-10)
+    expected = torch.tensor(centers, dtype=torch.float64)
+    torch.testing.assert_close(found.centers, expected, rtol=1e-10, atol=1e-10)
+
+
 @pytest.mark.parametrize("restarts", [1, 3])
-@pytest.mark.parametrize("cluster_size", [None, 12, 20])
+@pytest.mark.parametrize(
+    ("cluster_size", "published"), [(None, True), (12, True), (20, True), (12, False), (20, False)]
+)
 @pytest.mark.parametrize("iterations", [1, 3, 10])
-def test_against_brute_force(restarts, cluster_size, iterations):
+def test_against_brute_force(restarts, cluster_size, published, iterations):
     for seed in range(3):
         x, fixed, _ = blobs(seed)
         found = semi_supervised_kmeans(
@@ -99,22 +122,62 @@ def test_against_brute_force(restarts, cluster_size, iterations):
             6,
             generator=generator(seed),
             cluster_size=cluster_size,
+            published_balancing=published,
             restarts=restarts,
             iterations=iterations,
         )
         draws = iter(
             torch.rand(3 * restarts, generator=generator(seed), dtype=torch.float64).tolist()
         )  # three centers are not anchored
-        runs = [
-            brute_force(x.tolist(), fixed.tolist(), 6, draws, cluster_size, iterations)
-            for _ in range(restarts)
+        settings = (cluster_size, iterations, 1e-4, published)
+        runs = [brute_force(x.tolist(), fixed.tolist(), 6, draws, *settings) for _ in range(restarts)]
+        assert_same(found, min(runs, key=lambda run: run[2]))
+
+
+def coarse_level(seed, points=150, k=16, known=8):
+    """Unit features as at a coarse level of a hierarchy: most points of known clusters are fixed.
+
+    Clusters differ in size, so that fixed points alone exceed the common size of some.
+    """
+    g = torch.Generator().manual_seed(seed)
+    y = torch.cat([torch.arange(k), (torch.rand(points - k, generator=g) ** 1.5 * k).long()])
+    x = torch.randn(k, 5, generator=g, dtype=torch.float64)[y]
+    x = F.normalize(x + torch.randn(points, 5, generator=g, dtype=torch.float64), dim=1)
+    fixed = torch.where((y < known) & (torch.rand(points, generator=g) < 0.7), y, FREE)
+    return x, fixed, k, -(-points // k)
+
+
+@pytest.mark.parametrize("case", ["published", "corrected", "not balanced"])
+def test_a_coarse_level_agrees_with_the_rule_point_for_point(case):
+    seen, published = Counter(), case != "corrected"
+    for seed in range(6):
+        x, fixed, k, size = coarse_level(seed)
+        size = None if case == "not balanced" else size
+        unanchored = k - len(fixed[fixed >= 0].unique())
+        draws = iter(torch.rand(unanchored, generator=generator(seed), dtype=torch.float64).tolist())
+        options = {"cluster_size": size, "published_balancing": published}
+        found = semi_supervised_kmeans(x, fixed, k, generator=generator(seed), **options)
+        expected = brute_force(x.tolist(), fixed.tolist(), k, draws, size, published=published, seen=seen)
+        assert (found.labels == torch.tensor(expected[0])).double().mean() == 1.0
+        assert_same(found, expected)
+    if case == "published":  # or the comparison would show nothing
+        assert min(seen["negative room, some stay"], seen["one point, no room"]) > 20
+
+
+def test_the_rules_differ_on_a_coarse_level():
+    agreement = []
+    for seed in range(6):
+        x, fixed, k, size = coarse_level(seed)
+        labels = [
+            semi_supervised_kmeans(x, fixed, k, generator=generator(seed), **options).labels[fixed == FREE]
+            for options in (
+                {"cluster_size": size},
+                {"cluster_size": size, "published_balancing": False},
+                {"cluster_size": None},
+            )
         ]
-        labels, centers, inertia = min(runs, key=lambda run: run[2])
-        assert found.labels.tolist() == labels
-        assert found.inertia == pytest.approx(inertia, rel=1e-10)
-        torch.testing.assert_close(
-            found.centers, torch.tensor(centers, dtype=torch.float64), rtol=1e-10, atol=1e-10
-        )
+        agreement.append([(labels[0] == other).double().mean().item() for other in labels[1:]])
+    assert max(min(pair) for pair in zip(*agreement)) < 0.95
 
 
 def test_capacity_restarts_and_iterations_matter_on_these_cases():
@@ -178,22 +241,55 @@ def test_blobs_that_do_not_overlap_are_found():
 # Balancing --------------------------------------------------------------------------------------------------
 
 
-def test_balancing_ends_with_no_cluster_above_its_room():
+@pytest.mark.parametrize("published", [True, False])
+def test_balancing_ends_with_no_cluster_above_its_room(published):
     g = generator(5)
     distance, room = torch.rand(40, 4, generator=g), torch.tensor([10, 0, 25, 5])
     labels = distance.argmin(1)
     before = labels.bincount(minlength=4)
     assert (before > room).sum() >= 2
     for _ in range(40):
-        labels = _balance(distance, labels, room)
+        labels = _balance(distance, labels, room, published)
     assert labels.bincount(minlength=4).tolist() == [10, 0, 25, 5]
-    assert torch.equal(_balance(distance, labels, room), labels)
+    assert torch.equal(_balance(distance, labels, room, published), labels)
 
 
-def test_one_round_releases_the_farthest_and_sends_them_to_the_nearest_with_room():
+@pytest.mark.parametrize("published", [True, False])
+def test_one_round_releases_the_farthest_and_sends_them_to_the_nearest_with_room(published):
     #                        cluster 0 is overfull, 1 is full, 2 and 3 have room
-    distance = torch.tensor([[0.1, 9, 5, 4], [0.3, 9, 1, 2], [0.2, 0.25, 4, 3], [9, 0.1, 9, 9]])
-    assert _balance(distance, torch.tensor([0, 0, 0, 1]), torch.tensor([1, 1, 1, 2])).tolist() == [0, 2, 3, 1]
+    distance = torch.tensor(
+        [[0.1, 9, 5, 4], [0.3, 9, 1, 2], [0.2, 0.25, 4, 3], [9, 0.1, 9, 9], [9, 0.2, 9, 9]]
+    )
+    labels, room = torch.tensor([0, 0, 0, 1, 1]), torch.tensor([1, 2, 1, 2])
+    assert _balance(distance, labels, room, published).tolist() == [0, 2, 3, 1, 1]
+
+
+@pytest.mark.parametrize(
+    ("room", "published", "corrected"),
+    [
+        (1, [0, 1, 1, 1], [0, 1, 1, 1]),
+        (0, [1, 1, 1, 1], [1, 1, 1, 1]),
+        (-1, [0, 0, 0, 1], [1, 1, 1, 1]),  # fixed points alone exceed the size by one
+        (-3, [0, 1, 1, 1], [1, 1, 1, 1]),
+        (-9, [1, 1, 1, 1], [1, 1, 1, 1]),
+    ],
+)
+def test_points_that_a_cluster_without_room_releases(room, published, corrected):
+    distance = torch.tensor([[0.1, 5], [0.2, 5], [0.3, 5], [0.4, 5]])
+    labels, rooms = torch.zeros(4, dtype=torch.int64), torch.tensor([room, 20])
+    assert _balance(distance, labels, rooms, published=True).tolist() == published
+    assert _balance(distance, labels, rooms, published=False).tolist() == corrected
+
+
+@pytest.mark.parametrize("room", [1, 0, -2])
+def test_a_cluster_with_one_point_and_no_room(room):
+    """As published it keeps the point and takes in others; corrected, it does neither without room."""
+    # Three points of cluster 0, which has room for one; one point of cluster 1, nearer to 2 by now
+    distance = torch.tensor([[0.1, 1, 3], [0.2, 1, 3], [0.3, 1, 3], [5, 0.2, 0.1]])
+    labels, rooms = torch.tensor([0, 0, 0, 1]), torch.tensor([1, room, 20])
+    assert _balance(distance, labels, rooms, published=True).tolist() == [0, 1, 1, 1]
+    stays = 1 if room == 1 else 2
+    assert _balance(distance, labels, rooms, published=False).tolist() == [0, 2, 2, stays]
 
 
 # Edges ------------------------------------------------------------------------------------------------------

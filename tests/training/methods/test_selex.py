@@ -11,12 +11,14 @@ import torch
 from no_waiting import NoWaiting
 from torch.nn import functional as F
 
+from eagc_ops.training.analysis.accuracy import accuracy
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.data import Draw, KeyedViews, draw_key, open_data
 from eagc_ops.training.engine import experiment as experiment_module
 from eagc_ops.training.engine.checkpoint import load_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.loop import Callback
+from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.methods import METHODS, Problem, Rows, register, selex
 from eagc_ops.training.methods.clustering import Clusters
 from eagc_ops.training.methods.selex import (
@@ -164,20 +166,24 @@ def test_index_order_of_coarse_labels():
         assert torch.equal(published[level].centers, right[level].centers)
 
 
-@pytest.mark.parametrize(("balanced", "sizes"), [(True, [12, 24, 48, 12]), (False, [None] * 4)])
-def test_clustering_settings(monkeypatch, balanced, sizes):
+@pytest.mark.parametrize(
+    ("balanced", "sizes", "published"),
+    [(True, [12, 24, 48, 12], True), (True, [12, 24, 48, 12], False), (False, [None] * 4, True)],
+)
+def test_clustering_settings(monkeypatch, balanced, sizes, published):
     calls, original = [], selex.semi_supervised_kmeans
     monkeypatch.setattr(
         selex, "semi_supervised_kmeans", lambda *a, **o: calls.append((a, o)) or original(*a, **o)
     )
     plan = Plan()
-    method = make(plan.problem, balanced=balanced)
+    method = make(plan.problem, balanced=balanced, published_balancing=published)
     method.start_epoch(0, plan)
     predicted = method.predict(plan)
     assert [o["cluster_size"] for _, o in calls] == sizes
     assert [a[2] for a, _ in calls] == [8, 4, 2, 8]
     assert [o["restarts"] for _, o in calls] == [1, 1, 1, 10]
     assert [o["iterations"] for _, o in calls] == [10] * 4
+    assert [o["published_balancing"] for _, o in calls] == [published] * 4
     # the evaluation: labelled images fixed, the truth of the others not seen, unit features, labels of the
     # unlabelled ones returned
     x, fixed, _ = calls[-1][0]
@@ -406,7 +412,7 @@ def test_weight_decay_on_every_tensor():
     trained = [(0.1, p) for p in encoder.parameters() if p.requires_grad] + [
         (1.0, p) for p in method.parameters()
     ]
-    assert found == {(lr, lr, 5e-5, p) for lr, p in trained}
+    assert found == {(lr, lr, 1e-4, p) for lr, p in trained}
     assert all(group["momentum"] == 0.9 for group in sgd.param_groups)
 
 
@@ -418,6 +424,9 @@ def test_presets_of_the_published_tables():
         assert column(preset, "smoothing") == [1.0, 1.0, 0.5, 0.1, 0.1, 1.0]
         assert column(preset, "mlp_head_layers") == [0] * 6
         assert not any(column(preset, "published_order"))
+        assert column(preset, "weight_decay") == [1e-4] * 6
+        assert resolve("selex", "cifar10", preset).weight_decay == 5e-5  # the authors' script
+    assert column("release", "weight_decay") == [5e-5] * 6
     assert column("release", "smoothing") == [1.0] * 6
     assert column("release", "mlp_head_layers") == [2, 2, 2, 1, 2, 2]
     assert all(column("release", "published_order"))
@@ -425,7 +434,8 @@ def test_presets_of_the_published_tables():
         assert column(preset, "trainable_blocks") == [2, 3, 2, 2, 2, 2]
         assert column(preset, "balanced") == [True] * 5 + [False]
         assert column(preset, "embedding_dim") == [65536] * 6
-        assert column(preset, "weight_decay") == [5e-5] * 6
+        assert all(column(preset, "published_balancing"))
+        assert column(preset, "start_accuracy") == [preset == "release"] * 6
         assert column(preset, "lambda_p") == [0.5] * 6
     assert (column("baseline", "head_lr"), column("release", "head_lr")) == ([0.1] * 6, [1.0] * 6)
     assert SelEx.weighting == "selex"
@@ -531,6 +541,43 @@ def test_two_epochs_on_digits_stopped_and_resumed_to_the_same_bytes(tmp_path, ea
         levels = sum(2.0 ** -(i + 1) * line[f"supcon_level{i}"] for i in range(3))
         assert line["supervised"] == pytest.approx(0.175 * (line["supcon"] + levels), rel=1e-4)
         assert line["unsupervised"] == pytest.approx(0.65 * line["self"], rel=1e-4)
+
+
+@pytest.mark.usefixtures("first_digits")
+def test_the_accuracy_of_the_release_beside_ours_and_nothing_else_changed(tmp_path):
+    """At the start of an epoch, from the augmented view, with one restart; the best of all epochs."""
+    config = digits(eagc=False, batch_size=225)
+    plain = train(config, tmp_path / "plain")
+    result = train(config.replace(start_accuracy=True), tmp_path / "scored")
+    plain_lines, lines = (
+        [line for line in RunFolder.open(tmp_path / name).metrics() if line["kind"] == "epoch"]
+        for name in ("plain", "scored")
+    )
+    # Epoch 0 from its definition; the student is still the one it started from
+    built = Experiment(config)
+    built.student.eval()
+    method, data = built.student.method, built.data
+    method.start_epoch(0, built.features)
+    at_start = accuracy(method.clusters[0, data.unlabelled.uq_idx], data.unlabelled.labels, data.known)
+    assert [lines[0][f"start_{name}"] for name in ("all", "old", "new")] == list(at_start)
+    # Epoch 1 from the checkpoint, which has its clusters
+    clusters = load_checkpoint(tmp_path / "scored" / "last.safetensors")[0]["method.clusters"]
+    at_start = accuracy(clusters[0, data.unlabelled.uq_idx], data.unlabelled.labels, data.known)
+    assert [lines[1][f"start_{name}"] for name in ("all", "old", "new")] == list(at_start)
+    best = max(lines, key=lambda line: line["start_all"])
+    assert result["best_start"] == {
+        "epoch": best["epoch"],
+        **{name: best[f"start_{name}"] for name in ("all", "old", "new")},
+    }
+    assert [line["start_all"] for line in lines] != [line["all"] for line in lines]
+
+    # The run itself and its other numbers are those of a run that does not score its starts
+    assert {**plain, "best_start": result["best_start"]} == result
+    for line, scored in zip(plain_lines, lines, strict=True):
+        assert scored.keys() - line.keys() == {"start_all", "start_old", "start_new"}
+        assert all(scored[name] == line[name] for name in line if name != "seconds")
+    a, b = (load_checkpoint(tmp_path / name / "last.safetensors")[0] for name in ("plain", "scored"))
+    assert all(torch.equal(a[name], b[name]) for name in a.keys() | b.keys())
 
 
 def test_the_first_augmented_view_of_every_image_in_order():

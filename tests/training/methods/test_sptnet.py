@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.data.rows import rows_of
-from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
+from eagc_ops.training.engine.checkpoint import load_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.loop import Callback
 from eagc_ops.training.engine.run_folder import RunFolder
@@ -432,8 +432,8 @@ def test_starts_that_do_not_fit_are_refused_before_a_folder_is_made(data, starts
     train(small_config(data, "small", epochs=1, eagc=False), half)
     (half / "result.json").unlink()
     cases = [
-        ({"init": None}, ConfigError, "init=None: SPTNet starts from a trained SimGCD"),
-        ({"init": str(tmp_path / "nowhere")}, CheckpointError, "nowhere does not exist"),
+        ({"init": None}, ConfigError, "init is missing: SPTNet starts from a trained SimGCD"),
+        ({"init": str(tmp_path / "nowhere")}, ConfigError, "nowhere does not exist"),
         ({"init": str(tmp_path)}, ConfigError, "is not a run folder"),
         ({"init": str(half)}, ConfigError, "is not a complete run: resume it first"),
         (

@@ -144,6 +144,18 @@ def test_differences_are_those_of_the_runs(ablation):
     assert paired["SimGCD + EAGC - SimGCD"][0]["CUB: New"] == "- [+6.6]"
 
 
+def test_selex_as_the_release_measures_it_has_a_table_of_its_own(ablation):
+    start = cells(ablation.text.split("SelEx at the start of an epoch")[1])
+    assert start.keys() == {"SelEx, recipe of + EAGC *", "I", "II", "+ EAGC"}  # preset release
+    for title, key in (("SelEx, recipe of + EAGC *", "SelEx recipe"), ("+ EAGC", "SelEx + EAGC")):
+        ((run, _),) = ablation.runs[key, DIGITS].values()
+        best = max(run.lines["epoch"], key=lambda line: line["start_all"])
+        assert start[title][0][f"{DIGITS}: All, start"] == f"{100 * best['start_all']:.1f}"
+        assert run.result["best_start"]["new"] == best["start_new"]
+    printed = " ".join(ablation.out.split())
+    assert "The released code of SelEx + EAGC reports the accuracy at the start of an epoch" in printed
+
+
 def test_the_best_epoch_stands_beside(ablation):
     best = cells(ablation.text.split("Best epoch")[1])["SimGCD"][0]
     assert best[f"{DIGITS}: Old, best"] == f"{ablation.runs['SimGCD', DIGITS][0][1]['best_old']:.1f}"
@@ -217,7 +229,7 @@ def entanglement(small, tmp_path_factory):
 
 def test_the_printed_table_has_no_columns_that_only_the_paper_fills(entanglement):
     shown = aligned_cells(entanglement.out)
-    assert len(shown) == 7  # "+ EAGC" stands for three rows
+    assert len(shown) == 8  # "+ EAGC" stands for three rows
     for title, rows in shown.items():
         for row, line in zip(rows, entanglement.lines[title], strict=True):
             assert row == {
@@ -228,13 +240,16 @@ def test_the_printed_table_has_no_columns_that_only_the_paper_fills(entanglement
 
 
 def test_the_runs_follow_the_released_protocol(entanglement):
-    assert len(entanglement.runs) == 9
+    assert len(entanglement.runs) == 10
     for (row, _), seeds in entanglement.runs.items():
         run, value = seeds[0]
         config = run.config
         protocol = (config.mlp_head_layers, config.head_lr, config.lambda_p, config.lr_floor)
         assert protocol == (0, 0.1, 0.5, 1.0)
-        plain = row in ("SimGCD", "LegoGCD", "SelEx")
+        plain = row in ("SimGCD", "LegoGCD", "LegoGCD with DKL", "SelEx")
+        if "LegoGCD" in row:
+            assert config.dual_view_kl == (row == "LegoGCD with DKL")
+        assert config.weight_decay == 5e-5
         assert (config.eagc, config.warm_start) == (row.endswith("EAGC"), not plain)
         (diagnosis,) = run.lines["diagnosis"]  # at steps 0, 10, ... of the four
         for name in ("gdc_release", "soc_release", "gdc_clean", "rho_grad", "rho_in"):
@@ -246,7 +261,8 @@ def test_gdc_and_soc_are_those_of_the_runs(entanglement):
     lines, runs = entanglement.lines, entanglement.runs
     beside = cells(entanglement.text.split("Other measures")[1])
     for row in ("SimGCD", "LegoGCD", "SelEx"):
-        for title, key in ((row, row), (f"{row}, recipe of + EAGC *", f"{row} recipe")):
+        own = "LegoGCD, without DKL" if row == "LegoGCD" else row
+        for title, key in ((own, row), (f"{row}, recipe of + EAGC *", f"{row} recipe")):
             value, line = runs[key, DIGITS][0][1], lines[title][0]
             assert line[f"{DIGITS}: GDC ↓"] == f"{value['gdc_release']:.4f}"
             assert line[f"{DIGITS}: SOC ↓"] == f"{value['soc_release']:.4f}"
@@ -262,6 +278,11 @@ def test_the_papers_gdc_and_soc_stand_beside(entanglement):
         "- [0.6135]",
         "- [0.4470]",
     ]
+    assert entanglement.lines["LegoGCD, without DKL"][0]["CUB: GDC ↓"] == "- [0.2646]"
+    assert entanglement.lines["LegoGCD, with DKL *"][0]["CUB: GDC ↓"] == "-"
+    assert "LegoGCD without its dual-view KL term (DKL), which the released diagnostics lack" in (
+        entanglement.text
+    )
     paired = cells(entanglement.text.split("Paired differences")[1])
     assert paired["SelEx + EAGC - SelEx"][0]["Aircraft: SOC ↓"] == "- [-0.0259]"
 

@@ -7,6 +7,15 @@ from eagc_ops.training.paper import filled
 from eagc_ops.training.paper import page as table_page
 from eagc_ops.training.paper.tables import TABLES, configuration
 from eagc_ops.training.paper.values import PAPER
+from eagc_ops.training.report.measures import START_MEASURE
+
+
+def test_every_table_with_accuracies_of_selex_says_how_the_release_measures_them():
+    said = {name for name in TABLES if START_MEASURE in table_page.table_note(name)}
+    assert said == {
+        *("main", "dinov2", "ablation", "projection", "subspace", "herbarium", "unknown-k"),
+        *("proximal", "relation"),
+    }
 
 
 def test_means_deviations_pairs_and_averages(tmp_path, monkeypatch):
@@ -25,7 +34,8 @@ def test_means_deviations_pairs_and_averages(tmp_path, monkeypatch):
                     config = configuration(TABLES["dinov2"], row, group, "release", {"epochs": 2})
                     scores[group.title, row.key, seed] = values = random.uniform(0.4, 0.9, (2, 3)).round(4)
                     values[0, 0] = values[1, 0] + 0.05  # the first epoch is the best
-                    record_run(path, config.replace(seed=seed), values)
+                    start = values[::-1] / 2 if getattr(config, "start_accuracy", False) else None
+                    record_run(path, config.replace(seed=seed), values, start)
                     runs.append((row.key, group.title, path))
         conditions = {"date": "2026-01-01", "machine": "a machine", "commit": "abc", "preset": "release"}
         filled.record(home, group.dataset, conditions, runs)
@@ -69,5 +79,18 @@ def test_means_deviations_pairs_and_averages(tmp_path, monkeypatch):
     (average,) = (line for title, (line,) in differences.items() if title.startswith("Avg. Δ"))
     assert average["CUB: All"] == f"{np.mean(gains):+.1f} [+4.2]"
     assert average["Aircraft: All"] == "- [+7.9]"
+    # The accuracy that the release measures, in a table of its own: of SelEx, where the runs have it
+    note, table = text.split("SelEx at the start of an epoch")
+    assert "The paper does not say of which kind its values of SelEx + EAGC are" in note
+    start = cells(table)
+    assert start.keys() == {"SelEx, recipe of + EAGC *", "+ EAGC"}
+    assert [heading for heading in start["+ EAGC"][0] if heading.startswith("Aircraft")] == []
+    for group in (cub, cars):
+        values = 50 * np.array([scores[group.title, "SelEx + EAGC", seed] for seed in range(3)])
+        for place, name in enumerate(("All", "Old", "New")):
+            mean, std = values[:, 0, place].mean(), values[:, 0, place].std(ddof=1)
+            paper = PAPER["dinov2"].values["SelEx + EAGC"][group.title][place]
+            cell = start["+ EAGC"][0][f"{group.title}: {name}, start"]
+            assert cell == f"{mean:.1f} ± {std:.1f} [{paper}]"
     assert "Stanford Cars: 5,994 images" in text
     assert "commit abc on a machine" in text

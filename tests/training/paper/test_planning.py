@@ -17,7 +17,7 @@ RUNS = {  # of one data set and three seeds
     "main": 36,
     "dinov2": 18,
     "ablation": 42,
-    "entanglement": 27,
+    "entanglement": 30,
     "projection": 6,
     "subspace": 12,
     "hyper": 39,
@@ -42,7 +42,14 @@ LINES = {  # row: what defines it; some of every table
         "SelEx MLP head alone": "selex, preset baseline, mlp_head_layers=2",
         "SimGCD warm start alone": "simgcd, preset baseline, warm_start=True",
     },
-    "entanglement": {"SimGCD": "simgcd, preset baseline, epochs=5, lr_floor=1.0"},
+    "entanglement": {
+        "SimGCD": "simgcd, preset baseline, epochs=5, lr_floor=1.0",
+        "LegoGCD": "legogcd, preset baseline, epochs=5, lr_floor=1.0, dual_view_kl=False",
+        "LegoGCD with DKL": "legogcd, preset baseline, epochs=5, lr_floor=1.0",
+        "LegoGCD recipe": "legogcd, preset release, eagc=False, mlp_head_layers=0, epochs=5, head_lr=0.1, "
+        "lr_floor=1.0",
+        "SelEx": "selex, preset baseline, epochs=5, lr_floor=1.0, weight_decay=5e-05",
+    },
     "projection": {"w/o EEP": "selex, preset release, tau=uniform", "SelEx + EAGC": "selex, preset release"},
     "subspace": {
         "PCA-16": "selex, preset release, subspace=pca",

@@ -1,0 +1,396 @@
+"""Wrong command lines: each ends with one line that names the option, and exit code 2, before work starts.
+
+The lines run in this process; some also as processes of their own. `AT_ONCE` are refused before torch, timm
+or scikit-learn is imported. `BY_THE_DATA` need the data set or the backbone, but start no pretraining.
+"""
+
+import contextlib
+import io
+import json
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import faults
+import pytest
+from run_facts import some_facts
+
+from eagc_ops.bench import commands
+from eagc_ops.cli import main
+from eagc_ops.training.config import resolve
+from eagc_ops.training.engine import pretraining
+from eagc_ops.training.engine.loop import Loop
+from eagc_ops.training.engine.run_folder import RunFolder
+
+pytestmark = pytest.mark.fault("wrong command lines")
+
+# (command line, words of its message). Places are those of `write_places`.
+AT_ONCE = [
+    # No command, or an unknown one
+    ("fly", "unknown command 'fly'; must be one of demo, train"),
+    ("training --epochs 3", "unknown command 'training'"),
+    ("data", "COMMAND is missing; choose one of verify"),
+    ("data fly", "COMMAND: invalid choice: 'fly' (choose from 'verify')"),
+    ("bench", "COMMAND is missing; choose one of operator, throughput"),
+    ("bench fly", "COMMAND: invalid choice: 'fly'"),
+    # Options that do not exist, are cut short, or lack a value
+    ("train --bogus", "unknown option --bogus; see eagc train --help"),
+    ("train --lamda-p 3", "unknown option --lamda-p; did you mean --lambda-p?"),
+    ("train --lambda 3", "unknown option --lambda"),
+    ("train --epochs", "--epochs: expected one argument"),
+    ("train --epochs --seed 1", "--epochs: expected one argument"),
+    ("train digits", "unexpected word 'digits'"),
+    ("train --warm-start yes", "--warm-start takes no value, got 'yes'"),
+    ("train --no-eagc init", "--no-eagc takes no value, got 'init'"),
+    ("train --eagc maybe", "--eagc: invalid choice: 'maybe'"),
+    ("evaluate run --epochs 3", "unknown option --epochs"),
+    ("report run --which best", "unknown option --which"),
+    ("demo --dataset cub", "unknown option --dataset"),
+    ("estimate-k --epochs 3", "unknown option --epochs"),
+    ("env --jsn", "unknown option --jsn; did you mean --json?"),
+    ("selftest --repeat 3", "unknown option --repeat; did you mean --repeats?"),
+    ("table main --dataset digits --dry", "unknown option --dry"),
+    ("data verify --dataset digits --deeep", "unknown option --deeep"),
+    ("bench overhead --row 8", "unknown option --row; did you mean --rows?"),
+    ("bench conceptor --rounds 3", "unknown option --rounds"),
+    # Values that are no number, or not a whole one
+    ("train --epochs many", "--epochs: must be a whole number, got 'many'"),
+    ("train --epochs 2.5", "--epochs: must be a whole number, got '2.5'"),
+    ("train --lambda-p much", "--lambda-p: must be a number, got 'much'"),
+    ("train --lambda-p nan", "--lambda-p must be a finite number, got nan"),
+    ("train --head-lr inf", "--head-lr must be a finite number, got inf"),
+    ("train --k several", "--k: must be a whole number or 'estimate' or none, got 'several'"),
+    ("train --energy-momentum little", "--energy-momentum: must be a number or none, got 'little'"),
+    ("train --diagnose-every often", "--diagnose-every: must be a whole number, got 'often'"),
+    ("demo --seeds few", "--seeds: must be a whole number >= 1, got few"),
+    ("bench throughput --budget much", "--budget: must be a positive number of seconds, got much"),
+    # Values out of range
+    ("train --epochs 0", "--epochs must be >= 1, got 0"),
+    ("train --batch-size 1", "--batch-size must be >= 2, got 1"),
+    ("train --lambda-a -1", "--lambda-a must be >= 0, got -1.0"),
+    ("train --lambda-p -0.5", "--lambda-p must be >= 0, got -0.5"),
+    ("train --aperture 0", "--aperture must be >= 1e-06, got 0.0"),
+    ("train --aperture 1e-200", "--aperture must be >= 1e-06, got 1e-200"),
+    ("train --epochs 99999999999999999999", "--epochs must be <= 1000000, got 99999999999999999999"),
+    ("train --pca-k 0", "--pca-k must be >= 1, got 0"),
+    ("train --energy-momentum 1", "--energy-momentum must be < 1, got 1.0"),
+    ("train --mlp-head-layers 3", "--mlp-head-layers must be <= 2, got 3"),
+    ("train --trainable-blocks 0", "--trainable-blocks must be >= 1, got 0"),
+    ("train --reference-blocks 0", "--reference-blocks must be >= 1, got 0"),
+    ("train --reference-epochs 0", "--reference-epochs must be >= 1, got 0"),
+    ("train --reference-lr 0", "--reference-lr must be > 0, got 0.0"),
+    ("train --backbone-lr 0", "--backbone-lr must be > 0, got 0.0"),
+    ("train --lr-floor 5", "--lr-floor must be <= 1, got 5.0"),
+    ("train --momentum 1", "--momentum must be < 1, got 1.0"),
+    ("train --weight-decay -1", "--weight-decay must be >= 0, got -1.0"),
+    ("train --seed -1", "--seed must be >= 0, got -1"),
+    (
+        "train --seed 99999999999999999999999",
+        "--seed must be <= 9223372036854775807, got 99999999999999999999999",
+    ),
+    ("train --cache-views 1", "--cache-views must be >= 2, got 1"),
+    ("train --workers -1", "--workers must be >= 0, got -1"),
+    ("train --workers 100000", "--workers must be <= 256, got 100000"),
+    ("train --log-every 0", "--log-every must be >= 1, got 0"),
+    ("train --checkpoint-every -1", "--checkpoint-every must be >= 0, got -1"),
+    ("train --diagnose-every 0", "--diagnose-every must be >= 1, got 0"),
+    ("train --diagnose-k 0", "--diagnose-k must be >= 1, got 0"),
+    ("train --sup-weight 2", "--sup-weight must be <= 1, got 2.0"),
+    ("train --student-temp 0", "--student-temp must be > 0, got 0.0"),
+    ("train --method legogcd --threshold 2", "--threshold must be <= 1, got 2.0"),
+    ("train --method sptnet --prompt-lr 0", "--prompt-lr must be > 0, got 0.0"),
+    ("train --method selex --smoothing 1.5", "--smoothing must be <= 1, got 1.5"),
+    ("train --method selex --embedding-dim 1", "--embedding-dim must be >= 2, got 1"),
+    ("train --method selex --kmeans-iterations 0", "--kmeans-iterations must be >= 1, got 0"),
+    ("estimate-k --restarts 0", "--restarts: must be a whole number >= 1, got 0"),
+    ("estimate-k --largest 0", "--largest: must be a whole number >= 1, got 0"),
+    ("estimate-k --largest 5", "--largest must be > 5, the number of known classes of digits, got 5"),
+    ("estimate-k --seed -3", "--seed must be >= 0, got -3"),
+    ("demo --epochs 0", "--epochs: must be a whole number >= 1, got 0"),
+    ("demo --seeds 100000000", "--seeds: must be <= 1,000, got 100000000"),
+    ("demo --pretrain-epochs -1", "--pretrain-epochs: must be a whole number >= 1, got -1"),
+    ("demo --jobs 0", "--jobs: must be a whole number >= 1, got 0"),
+    ("table main --dataset digits --seeds 0", "--seeds: must be a whole number >= 1, got 0"),
+    ("table main --dataset digits --seeds 9999999", "--seeds: must be <= 1,000, got 9999999"),
+    ("table main --dataset digits --jobs 100000", "--jobs: must be <= 256, got 100000"),
+    ("table main --dataset digits --epochs 0", "--epochs: must be a whole number >= 1, got 0"),
+    ("selftest --repeats 0", "--repeats: must be a whole number >= 1, got 0"),
+    ("selftest --quick --full", "--full: not allowed with argument --quick"),
+    ("tune --rows 0", "--rows: must be a whole number >= 1, got 0"),
+    ("tune --dtype fp8", "--dtype: invalid choice: 'fp8'"),
+    ("tune --precision tf32", "--precision tf32 is for --dtype fp32, not bf16"),
+    ("tune --device cpu", "--device cpu is no GPU; choose cuda, cuda:0, ..."),
+    ("selftest --device toaster", "--device toaster is unknown; choose one of cpu, cuda"),
+    ("bench overhead --rows 6", "--rows: must be a positive multiple of 4, got 6"),
+    ("bench overhead --rounds 0", "--rounds: must be a whole number >= 1, got 0"),
+    ("bench overhead --backbone resnet50", "--backbone: invalid choice: 'resnet50'"),
+    ("bench throughput --rows 2", "--rows: must be a whole number >= 4, got 2"),
+    ("bench throughput --dims 99999999999999999999", "--dims: must be <= 1,000,000"),
+    ("bench throughput --dtypes fp8", "--dtypes: invalid choice: 'fp8'"),
+    ("bench aot --jobs 0", "--jobs: must be a whole number >= 1, got 0"),
+    (
+        "bench compare a.json b.json --threshold 7",
+        "--threshold: must be a share above 0 and at most 1, got 7",
+    ),
+    # Words that are none of the choices
+    ("train --method magic", "--method: invalid choice: 'magic'"),
+    ("train --dataset birds", "--dataset: invalid choice: 'birds' (choose from 'cifar10'"),
+    ("train --preset best", "--preset: invalid choice: 'best'"),
+    ("train --anchor median", "--anchor: invalid choice: 'median'"),
+    ("train --device gpu", "--device: invalid choice: 'gpu'"),
+    ("evaluate run --which first", "--which: invalid choice: 'first'"),
+    ("table ablations --dataset digits", "NAME: invalid choice: 'ablations'"),
+    ("table main --dataset digits --preset baseline", "--preset: invalid choice: 'baseline'"),
+    ("estimate-k --search random", "--search: invalid choice: 'random'"),
+    ("data verify --dataset birds", "--dataset: invalid choice: 'birds'"),
+    ("bench overhead --dataset birds", "--dataset: invalid choice: 'birds'"),
+    # Values that do not fit the data set, the backbone or one another
+    ("train --k 3", "--k must be >= 5, the number of known classes, got 3"),
+    ("train --k 100000", "--k must be <= 1,797, the number of images, got 100000"),
+    ("train --batch-size 5000", "--batch-size 5000 is larger than the 1797 images of an epoch"),
+    ("train --accumulation 3", "--accumulation 3 does not divide --batch-size 128"),
+    ("train --accumulation 128", "--accumulation 128 leaves 1 image of --batch-size 128 in a micro-batch"),
+    (
+        "train --lr-floor 0.5 --head-lr 1",
+        "--lr-floor 0.5 x --head-lr 1 is more than --backbone-lr 0.1: the encoder's learning rate would rise",
+    ),
+    (
+        "train --image-size 30",
+        "--image-size must be a multiple of 4 for vit_digits, got 30; the nearest is 32",
+    ),
+    ("train --image-size 100000", "--image-size must be <= 4096, got 100000"),
+    ("train --trainable-blocks 9", "--trainable-blocks must be <= 4, the blocks of vit_digits, got 9"),
+    ("train --subspace pca --pca-k 97", "--pca-k must be <= 96 with 450 labelled images and D=96, got 97"),
+    ("train --alignment gram --no-eagc", "--alignment gram replaces the anchor term of EAGC"),
+    ("train --alignment gram --anchor sum", "--anchor sum: --alignment gram replaces the anchor term"),
+    ("train --diagnose --accumulation 2", "--accumulation 2: the diagnosis compares gradients"),
+    ("train --precision fp16 --device cpu", "--precision fp16 needs a GPU"),
+    ("train --embedding-dim 8", "--embedding-dim is not a setting of simgcd"),
+    ("train --method sptnet --trunk-cache x", "--trunk-cache x: the prompts of SPTNet change"),
+    ("train --method sptnet --warm-start", "--warm-start: SPTNet starts from a SimGCD run"),
+    ("train --method sptnet --pad-width 8", "--pad-width must be < 8, half the image size, got 8"),
+    ("train --method sptnet --phase-batches 15", "--phase-batches must be <= 14, the batches of an epoch"),
+    ("table main --dataset digits --backbone x", "--backbone x is for overhead only"),
+    ("table main", "--dataset is missing: the paper has cub"),
+    ("table overhead --seeds 2", "--seeds is for training, but overhead is measured"),
+    ("report run --device cpu", "--device is for --pictures"),
+    ("bench overhead --root full", "--root full needs --dataset"),
+    # Places: missing, of the wrong kind, not to be written, empty
+    ("train -o file.txt", "--output file.txt is a file; name a folder"),
+    ("train -o file.txt/run", "--output file.txt/run cannot be written: "),
+    ("train -o full", "--output full is not an empty folder: resume the run in it (--resume full)"),
+    ("train -o /proc/eagc/run", "--output /proc/eagc/run cannot be written in /"),
+    ("train -o ''", "-o/--output: is empty: name a path, or leave the option out"),
+    ("train -o broken-link", "--output broken-link is a broken link; name a folder"),
+    ("train --resume run -o other", "--resume run continues in the folder of the run: leave --output out"),
+    ("train --resume nowhere", "nowhere is not a run folder"),
+    ("train --resume full", "full is not a run folder: it has no run.json"),
+    ("train --resume torn", "torn/run.json cannot be read"),
+    ("train --resume run --epochs 7", "--epochs cannot change in an existing run"),
+    ("train --resume complete --lambda-p 2", "--lambda-p cannot change in an existing run"),
+    ("train --resume run --trunk-cache file.txt", "--trunk-cache file.txt is a file; name a folder"),
+    ("train --trunk-cache file.txt", "--trunk-cache file.txt is a file; name a folder"),
+    ("train --trunk-cache file.txt/x", "--trunk-cache file.txt/x cannot be written: "),
+    ("train --weights nowhere.pth", "--weights nowhere.pth: no such file"),
+    ("train --weights full", "--weights full is a folder, not a file"),
+    ("train --weights empty.json", "--weights empty.json is empty (0 bytes)"),
+    ("train --weights cut.safetensors", "--weights cut.safetensors: cannot be read, perhaps an incomplete"),
+    ("train --weights cut.pth", "--weights cut.pth: cannot be read, perhaps an incomplete download"),
+    ("train --weights ''", "--weights is empty: name a path, or leave it out"),
+    ("train --root full", "--root full: digits come with scikit-learn and have no root; leave it out"),
+    ("train --split-file split.json", "--split-file split.json: the class split of digits is a formula"),
+    ("train --dataset cub", "--root is missing: CUB-200-2011 needs a folder with images/"),
+    ("train --dataset cub --root nowhere", "--root nowhere is not a folder: it does not exist"),
+    ("train --dataset cub --root file.txt", "--root file.txt is a file, not a folder"),
+    ("train --dataset cub --root ''", "--root is empty: name a path, or leave it out"),
+    ("train --dataset cub --root full", "--split-file is missing: CUB-200-2011 needs cub_osr_splits.pkl"),
+    (
+        "train --dataset cub --root full --split-file nope.json",
+        "--split-file nope.json: no such file; CUB-200-2011 needs cub_osr_splits.pkl",
+    ),
+    ("train --dataset cub --root full --split-file full", "--split-file full is a folder, not a file"),
+    (
+        "train --dataset cub --root full --split-file file.txt",
+        "--split-file file.txt must end in .pkl, .json",
+    ),
+    (
+        "train --dataset folder --root full --split-file empty.json",
+        "--split-file empty.json is empty (0 bytes)",
+    ),
+    ("train --method sptnet", "--init is missing: SPTNet starts from a trained SimGCD"),
+    ("train --method sptnet --init nowhere", "--init nowhere does not exist: SPTNet starts from"),
+    ("train --method sptnet --init full", "full is not a run folder: it has no run.json"),
+    ("train --method sptnet --init run", "--init run is not a complete run: resume it first"),
+    ("train --method sptnet --init empty.json", "--init empty.json is empty (0 bytes)"),
+    (
+        "train --method sptnet --init birds.safetensors",
+        "--init birds.safetensors was trained on cub, but this run has --dataset digits",
+    ),
+    ("evaluate", "the following arguments are required: RUN"),
+    ("evaluate nowhere", "nowhere is not a run folder"),
+    ("evaluate run", "--which last: run/last.safetensors: no such file; continue the run with eagc train"),
+    ("evaluate run --root full", "--root full: digits come with scikit-learn and have no root"),
+    ("report", "the following arguments are required: RUN"),
+    ("report nowhere", "nowhere is not a run folder"),
+    ("report run -o file.txt", "--output file.txt is a file; name a folder"),
+    ("demo -o file.txt", "--output file.txt is a file; name a folder"),
+    ("demo -o /proc/eagc", "--output /proc/eagc cannot be written in /proc"),
+    ("table main --dataset digits -o file.txt", "--output file.txt is a file; name a folder"),
+    ("table main --dataset digits -o file.txt --dry-run", "--output file.txt is a file; name a folder"),
+    ("table main --dataset cub", "CUB-200-2011 with dino_vitb16 needs --root"),
+    ("table main --dataset digits --weights nowhere.pth", "--weights nowhere.pth: no such file"),
+    ("table overhead -o file.txt", "--output file.txt is a file; name a folder"),
+    ("table overhead --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("estimate-k --weights nowhere.pth", "--weights nowhere.pth: no such file"),
+    ("estimate-k --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("data verify", "the following arguments are required: --dataset"),
+    ("data verify --dataset cub", "--root is missing: CUB-200-2011 needs a folder"),
+    ("data verify --dataset cub --root file.txt", "--root file.txt is a file, not a folder"),
+    ("data verify --dataset cub --root full --split-file no.pkl", "--split-file no.pkl: no such file"),
+    ("bench throughput -o full", "--output full is a folder; pass the name of a file"),
+    ("bench throughput -o file.txt/r.json", "--output file.txt/r.json cannot be written: "),
+    ("bench all -o file.txt", "--output file.txt is a file; name a folder"),
+    ("bench overhead --picture x.pdf", "--picture: must be a file name that ends in .svg or .png, got x.pdf"),
+    ("bench overhead --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("bench compare nowhere.json file.txt", "A.json nowhere.json: no such file"),
+]
+
+BY_THE_DATA = [
+    ("train --backbone resnet50", "--backbone 'resnet50'"),
+    ("train --backbone vit_nonesuch", "--backbone 'vit_nonesuch' is unknown; close names: "),
+    (
+        "train --backbone vit_tiny_patch16_224 --image-size 40",
+        "--image-size must be a multiple of 16 for vit_tiny_patch16_224, got 40; the nearest is 32",
+    ),
+    ("train --method selex --embedding-dim 2", "--embedding-dim must be >= "),
+    ("train --method sptnet --init torn.safetensors", "torn.safetensors is damaged or not a checkpoint"),
+    ("train --precision fp16", "--precision fp16 needs a GPU"),
+    ("train --weights text.pth", "--weights text.pth: "),
+    ("bench compare file.txt file.txt", "file.txt is not a results file of `eagc bench`"),
+    ("bench overhead --dataset digits --rows 4000", "--rows 4000: choose a larger data set or fewer rows"),
+    ("selftest --device cuda:99", "--device cuda:99 cannot be used: "),
+]
+
+
+def write_places(folder: Path) -> None:
+    """Files and folders that are not what an option asks for."""
+    (folder / "file.txt").write_text("text\n")
+    (folder / "text.pth").write_text("text\n")
+    (folder / "empty.json").touch()
+    (folder / "split.json").write_text("{}")
+    (folder / "broken-link").symlink_to("nothing")
+    (folder / "full").mkdir()
+    (folder / "full" / "notes.txt").write_text("not a run")
+    header = json.dumps({"x": {"dtype": "F32", "shape": [8], "data_offsets": [0, 32]}}).encode()
+    whole = len(header).to_bytes(8, "little") + header + bytes(32)
+    (folder / "cut.safetensors").write_bytes(whole[:-1])
+    (folder / "torn.safetensors").write_bytes(whole[:20])
+    (folder / "cut.pth").write_bytes(b"PK\x03\x04" + bytes(60))
+    state = json.dumps({"identity": {"dataset": "cub"}})
+    header = json.dumps({"__metadata__": {"state": state}}).encode()
+    (folder / "birds.safetensors").write_bytes(len(header).to_bytes(8, "little") + header)
+    RunFolder.create(folder / "run", resolve(), some_facts())
+    RunFolder.create(folder / "complete", resolve(), some_facts()).finish({"headline": "last"})
+    (folder / "torn").mkdir()
+    (folder / "torn" / "run.json").write_text((folder / "run" / "run.json").read_text()[:100])
+
+
+def ran(line: str) -> tuple[int, str, str]:
+    """(exit code, stdout, stderr) of a command line, run in this process."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = main(shlex.split(line))
+        except SystemExit as exit:
+            code = exit.code
+    return code, out.getvalue(), err.getvalue()
+
+
+def content(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+@pytest.fixture
+def places(tmp_path, monkeypatch):
+    """The current folder, with the files and folders of `write_places`; work that begins is a failure."""
+    write_places(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    for module, name in ((pretraining, "pretrain"), (Loop, "fit")):
+        monkeypatch.setattr(module, name, lambda *_: pytest.fail("work has begun"))
+    monkeypatch.setattr(commands, "pin_process", lambda: None)  # it would start this process anew
+    return tmp_path
+
+
+@pytest.mark.parametrize(("line", "words"), faults.trials(AT_ONCE, short=60), ids=lambda text: text)
+def test_a_wrong_line_is_refused_in_one_line(line, words, places):
+    before = content(places)
+    code, out, err = ran(line)
+    assert (code, out, err.count("\n")) == (2, "", 1), (out, err)
+    assert err.startswith("eagc") and words in err
+    assert content(places) == before
+
+
+@pytest.mark.parametrize(("line", "words"), faults.trials(BY_THE_DATA, short=6), ids=lambda text: text)
+def test_what_only_the_data_show_is_refused_before_pretraining(line, words, places):
+    before = content(places)
+    code, _, err = ran(line)  # the first lines of a run may stand before the error
+    assert (code, err.count("\n")) == (2, 1), err
+    assert words in err
+    assert content(places) == before
+
+
+PROCESSES = [AT_ONCE[i] for i in range(0, len(AT_ONCE), 25)]
+
+
+@pytest.mark.parametrize(("line", "words"), faults.trials(PROCESSES, short=3), ids=lambda text: text)
+def test_a_process_ends_with_code_2(line, words, places):
+    done = subprocess.run(
+        [sys.executable, "-m", "eagc_ops.cli", *shlex.split(line)], capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert words in done.stderr
+
+
+HEAVY = ("torch", "torchvision", "timm", "sklearn", "scipy", "accelerate", "triton", "matplotlib", "numpy")
+HELP = [
+    "--help",
+    *(f"{name} --help" for name in ("train", "evaluate", "report", "table", "demo", "estimate-k", "data")),
+    *("data verify --help", "table overhead --help", "selftest --help", "tune --help", "env --help"),
+    "bench --help",
+    *(
+        f"bench {name} --help"
+        for name in ("operator", "throughput", "roofline", "overhead", "conceptor", "all", "aot", "compare")
+    ),
+]
+# Runs every line in one process, and names the first that imports a package that takes seconds.
+IMPORTS = """
+import contextlib, io, json, shlex, sys
+from eagc_ops.cli import main
+heavy, lines = json.load(sys.stdin)
+found = []
+class Refuse:
+    def find_spec(self, name, *_):
+        if name in heavy:
+            found.append(name)
+            raise ImportError(name)
+sys.meta_path.insert(0, Refuse())
+for line in lines:
+    with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+        try:
+            main(shlex.split(line))
+        except (SystemExit, ImportError):
+            pass
+    if found:
+        sys.exit(f"eagc {line} imports {', '.join(found)}")
+print(len(lines))
+"""
+
+
+def test_neither_help_nor_a_wrong_line_imports_what_takes_seconds(places):
+    lines = [*HELP, *(line for line, _ in AT_ONCE)]
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], input=json.dumps([HEAVY, lines]), capture_output=True, text=True
+    )
+    assert (done.returncode, done.stdout) == (0, f"{len(lines)}\n"), done.stderr
+    assert len(AT_ONCE) >= 100

@@ -1,0 +1,54 @@
+"""The backbones by name: published facts about each.
+
+This is plain data. `models/backbones.py` builds them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Backbone(NamedTuple):
+    """A ViT encoder."""
+
+    blocks: int
+    dim: int  # D of z
+    multiple: int  # the side of the input must be a multiple of this number of pixels
+    timm_name: str = ""  # "": built here
+    file: str = ""  # the published weights
+    publisher: str = ""  # GitHub repository of the weights
+
+
+# Only reg4 of DINOv2 is listed: without registers, position embeddings are resized differently from one
+# implementation to the next. vit_digits has 4 x 4 patches at every size.
+BACKBONES = {
+    "dino_vitb16": Backbone(
+        12,
+        768,
+        16,
+        "vit_base_patch16_224.dino",
+        "dino_vitbase16_pretrain.pth",
+        "facebookresearch/dino",
+    ),
+    "dinov2_vitb14_reg4": Backbone(
+        12,
+        768,
+        14,
+        "vit_base_patch14_reg4_dinov2.lvd142m",
+        "dinov2_vitb14_reg4_pretrain.pth",
+        "facebookresearch/dinov2",
+    ),
+    "vit_digits": Backbone(4, 96, 4),
+}
+
+
+def image_size_error(name: str, image_size: int, multiple: int) -> str:
+    """The message for a side that does not consist of whole patches.
+
+    >>> image_size_error("dino_vitb16", 30, 16)
+    'image_size must be a multiple of 16 for dino_vitb16, got 30; the nearest is 32'
+    """
+    nearest = max(round(image_size / multiple), 1) * multiple
+    return (
+        f"image_size must be a multiple of {multiple} for {name}, got {image_size}; the nearest is {nearest}"
+    )

@@ -174,6 +174,16 @@ def conceptor_section(results: Path) -> str:
     )
 
 
+def modelled_section(results: Path) -> str:
+    content = load(results / "roofline.json")
+    return _paragraphs(
+        f"**Modelled, not measured**, from code compiled on {content['date']} by Triton "
+        f"{content['versions']['triton']}; D = {content['modelled'][0]['D']}.",
+        tables.modelled(content["modelled"]),
+        "\n".join(f"- {line}" for line in content["assumptions"]),
+    )
+
+
 def triangle_section(results: Path) -> str:
     content = load(results / "triangle.json")
     return _paragraphs(
@@ -189,6 +199,7 @@ SECTIONS = {
     "throughput": throughput_section,
     "overhead": overhead_section,
     "conceptor": conceptor_section,
+    "modelled": modelled_section,
     "triangle": triangle_section,
 }
 

@@ -21,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .assembly import Loop, product_loops
+from .assembly import Loop, instructions, product_loops
 from .launch import Launch, coordinate_launches, labelled_energy_launches, operand_dtype
 from .ptx import unknown_instructions
 from .records import Coordination, Inputs, Precision, Tau
@@ -105,6 +105,7 @@ class Resources:
     loops: tuple[Loop, ...]  # over the inner dimension, in the order of `steps`
     problems: tuple[str, ...]
     beyond_machine: tuple[str, ...]  # opcodes that the PTX machine does not execute; AMD code: its language
+    instructions: int = 0  # of the whole kernel, in machine code
 
 
 class Step(NamedTuple):
@@ -199,7 +200,8 @@ def compile_case(case: Case) -> Resources:
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
         beyond = unknown_instructions(assembly)
-    return judge(case, registers, stores, loads, shared, fp64, loops, beyond)
+    judged = judge(case, registers, stores, loads, shared, fp64, loops, beyond)
+    return replace(judged, instructions=instructions(compiled.asm))
 
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:

@@ -25,6 +25,7 @@ class Loop(NamedTuple):
     multiply_adds: int  # of the whole block
     loaded: int | None  # bytes that the block loads from memory; None: not counted (NVIDIA)
     kinds: dict[str, int]  # machine instructions of one warp by the first part of their name
+    shared: int = 0  # bytes that the block moves into and out of shared memory
 
 
 def product_loops(assembly: dict[str, object], warps: int) -> list[Loop]:
@@ -32,7 +33,13 @@ def product_loops(assembly: dict[str, object], warps: int) -> list[Loop]:
     if "amdgcn" in assembly:
         lines = str(assembly["amdgcn"]).splitlines()
         return [
-            Loop(len(body), warps * _amd_multiply_adds(body), warps * _amd_loaded(body), _kinds(body, "_"))
+            Loop(
+                len(body),
+                warps * _amd_multiply_adds(body),
+                warps * _amd_loaded(body),
+                _kinds(body, "_"),
+                warps * _amd_shared(body),
+            )
             for body in _loops(lines, *_AMD, _amd_multiply_adds)
         ]
     # The products are counted in PTX, where every matrix instruction names its shape, and the instructions in
@@ -48,7 +55,20 @@ def product_loops(assembly: dict[str, object], warps: int) -> list[Loop]:
     bodies = _loops(sass, *_SASS, _sass_products)
     if len(found) != len(bodies):
         raise RuntimeError(f"{len(found)} loops of products in PTX, {len(bodies)} in SASS")
-    return [Loop(len(body), n, None, _kinds(body, ".")) for n, body in zip(found, bodies)]
+    return [
+        Loop(len(body), n, None, _kinds(body, "."), warps * _sass_shared(body))
+        for n, body in zip(found, bodies)
+    ]
+
+
+def instructions(assembly: dict[str, object]) -> int:
+    """Machine instructions of the whole kernel."""
+    if "amdgcn" in assembly:
+        text, instruction = str(assembly["amdgcn"]), r"^\s+(?:[vs]|ds|buffer|global)_\w+"
+    else:
+        cubin = bytes(assembly["cubin"])  # type: ignore[call-overload]
+        text, instruction = _disassembled(cubin), r"^\s+/\*[0-9a-f]{4,}\*/"
+    return len(re.findall(instruction, text, re.MULTILINE))
 
 
 # A loop is one of scalar products if they are more than a third of its instructions: 50-90 % in the kernels'
@@ -138,6 +158,28 @@ def _amd_loaded(body: list[str]) -> int:
             width = 4 if match[1] == "dword" else 2 if match[1].endswith("short") else 1
             total += 64 * width * int(match[2] or 1)
     return total
+
+
+def _sass_shared(body: list[str]) -> int:
+    """Bytes into and out of shared memory, of one warp; lanes that read the same address count each."""
+    total = 0
+    for line in body:
+        kind, *parts = _name(line).split(".")
+        if kind == "LDSM":  # so many 8 x 8 matrices of 16 bits
+            total += 128 * int(parts[-1]) if parts[-1].isdigit() else 128
+        elif kind in ("LDS", "STS", "LDGSTS"):
+            bits = [int(m[1]) for part in parts if (m := re.fullmatch(r"[US]?(8|16|64|128)", part))]
+            total += 32 * (bits[-1] if bits else 32) // 8
+        elif kind == "HGMMA":  # of four warps; K is 32 bytes; A is in registers or, like B, in shared memory
+            m, n, _ = map(int, parts[0].split("x"))
+            total += 32 * (n if re.search(r"HGMMA\S+ R\d+, R\d+, gdesc", line) else m + n) // 4
+    return total
+
+
+def _amd_shared(body: list[str]) -> int:
+    """Bytes into and out of LDS, of one wave."""
+    found = (re.match(r"ds_(?:read|write)(2?)(?:st64)?_[ubi](\d+)", line) for line in body)
+    return sum(64 * int(m[2]) // 8 * (2 if m[1] else 1) for m in found if m)
 
 
 def _volume(shape: str) -> int:

@@ -77,6 +77,7 @@ MULTIPLE_OF_4 = "must be a positive multiple of 4, got"
         ("overhead --picture x.foo", "--picture: must be a file name that ends in .svg or .png, got x.foo"),
         ("overhead --row 8", "unknown option --row; did you mean --rows?"),
         ("roofline --picture x", "--picture: must be a file name that ends in .svg or .png, got x"),
+        ("roofline --measured x", "--measured: x is not a results file of `eagc bench`"),
         ("throughput --rows 16 1", "--rows: must be a whole number >= 4, got 1"),
         ("throughput --dims 0", "--dims: must be a whole number >= 4, got 0"),
         ("throughput --budget 0", "--budget: must be a positive number of seconds, got 0"),
@@ -266,6 +267,26 @@ def test_results_are_saved_whatever_happens_to_tables_and_pictures(name, tmp_pat
     assert record["benchmark"] == name
     key = {"roofline": "measured", "conceptor": "times", "aot": "cases", "overhead": "steps"}.get(name, name)
     assert record[key] == ([] if name == "aot" else ROWS)
+
+
+def test_kept_points_are_not_measured_again(monkeypatch, tmp_path, capsys):
+    """The file says with what they were measured, also when they are kept twice."""
+    roofs = {"flop_per_s": 8e10, "bytes_per_s": 1e10}
+    save(tmp_path / "a.json", "roofline", {"roofs": roofs, "measured": ROWS})
+    first = load(tmp_path / "a.json")
+    for function in ((throughput, "throughput_rows"), (roofline, "measured_roofs")):
+        monkeypatch.setattr(*function, stop)
+    monkeypatch.setattr(roofline, "modelled_rows", lambda *_: [])
+    monkeypatch.setattr(pictures, "draw_roofline", lambda *_: None)
+    for old, new in ("ab", "bc"):
+        files = ["--measured", str(tmp_path / f"{old}.json"), "-o", str(tmp_path / f"{new}.json")]
+        assert main(["roofline", *files]) == 0
+        kept = load(tmp_path / f"{new}.json")
+        assert (kept["roofs"], kept["measured"]) == (roofs, ROWS)
+        assert kept["measured_with"] == {key: first[key] for key in ("date", "machine", "versions", "commit")}
+    save(tmp_path / "d.json", "operator", {})
+    assert main(["roofline", "--measured", str(tmp_path / "d.json")]) == 2
+    assert "must be results of `eagc bench roofline`" in capsys.readouterr().err
 
 
 def test_pictures_are_drawn_before_tables_are_printed(measured, monkeypatch, tmp_path):

@@ -10,6 +10,7 @@ import sys
 
 from eagc_ops.bench.commands.overhead import parse
 from eagc_ops.console import command
+from eagc_ops.interrupts import unaware_children
 from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.table import DEFAULTS, table_parser
 from eagc_ops.training.paper.values import PAPER
@@ -46,7 +47,12 @@ def main(argv: list[str]) -> int:
         return 0
     home.mkdir(parents=True, exist_ok=True)
     # In a process of its own, because the benchmark restarts itself with a pinned allocator.
-    measuring = subprocess.run([sys.executable, "-m", "eagc_ops.cli", "bench", "overhead", *words])
+    with unaware_children():  # Ctrl-C ends it through this process
+        measuring = subprocess.Popen([sys.executable, "-m", "eagc_ops.cli", "bench", "overhead", *words])
+    try:
+        measuring.wait()
+    finally:
+        measuring.kill()
     if measuring.returncode != 0:
         return measuring.returncode
     # torch and matplotlib take seconds to import: --help, wrong options and a plan do not wait for them.

@@ -6,6 +6,8 @@ import importlib
 import sys
 from typing import NamedTuple
 
+from eagc_ops import interrupts
+
 
 class Command(NamedTuple):
     """A command: its module has main(argv) -> exit code; its extra installs the packages it needs."""
@@ -80,14 +82,17 @@ def main(argv: list[str] | None = None) -> int:
         print(f"eagc: unknown command {name!r}; must be one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     command = COMMANDS[name]
-    try:
-        return importlib.import_module(command.module).main(options)  # it may import more after parsing
-    except ModuleNotFoundError as error:
-        if not command.extra or not error.name or error.name.startswith("eagc_ops"):
-            raise
-        remedy = f"install it with pip install 'eagc-ops[{command.extra}]'"
-        print(f"eagc {name}: needs {error.name}; {remedy}", file=sys.stderr)
-        return 2
+    with interrupts.handled(["eagc", *argv]):
+        try:
+            return importlib.import_module(command.module).main(options)  # it may import more after parsing
+        except KeyboardInterrupt:
+            return interrupts.leave(f"eagc {name}")
+        except ModuleNotFoundError as error:
+            if not command.extra or not error.name or error.name.startswith("eagc_ops"):
+                raise
+            remedy = f"install it with pip install 'eagc-ops[{command.extra}]'"
+            print(f"eagc {name}: needs {error.name}; {remedy}", file=sys.stderr)
+            return 2
 
 
 if __name__ == "__main__":

@@ -16,6 +16,9 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 
+from eagc_ops import interrupts
+from eagc_ops.files import DiskFullError
+
 Main = Callable[[list[str]], int]
 T = TypeVar("T")
 
@@ -52,7 +55,8 @@ def command(name: str, words: Callable[[Exception], str] = str) -> Callable[[Mai
     """Decorate a command's main function so that errors for the user are printed in one line.
 
     An error that the user can correct gives exit code 2. A run that diverged (FloatingPointError) gives exit
-    code 1. A warning is printed in one line. `words` turns an error of exit code 2 into its text.
+    code 1, Ctrl-C 130 and a line that says how to go on. A warning is printed in one line. `words` turns an
+    error of exit code 2 into its text.
     """
 
     def decorate(main: Main) -> Main:
@@ -62,13 +66,18 @@ def command(name: str, words: Callable[[Exception], str] = str) -> Callable[[Mai
                 try:
                     return main(argv)
                 except KeyboardInterrupt:
-                    return _fail(name, "interrupted", 130)
+                    pass
                 except FloatingPointError as error:
                     return _fail(name, error, 1)
+                except DiskFullError as error:
+                    return _fail(name, f"{error}, then go on: {interrupts.how_to_go_on()}", 2)
                 except Exception as error:
-                    if not _is_for_the_user(error):
-                        raise
-                    return _fail(name, words(error), 2)
+                    if not interrupts.seen():
+                        if not is_for_the_user(error):
+                            raise
+                        return _fail(name, words(error), 2)
+            # After the frames of the work are gone, and with them their progress bars
+            return interrupts.leave(name)
 
         return run
 
@@ -140,12 +149,7 @@ def one_line(message: object) -> str:
     return " ".join(str(message).split())
 
 
-def _fail(name: str, message: object, code: int) -> int:
-    print(f"{name}: {one_line(message)}", file=sys.stderr)
-    return code
-
-
-def _is_for_the_user(error: Exception) -> bool:
+def is_for_the_user(error: BaseException) -> bool:
     """Whether the message was written for the user; any other error is a bug, and its traceback must be seen.
 
     Messages for the user come from the operating system or from this package: an error class of ours, or a
@@ -158,6 +162,11 @@ def _is_for_the_user(error: Exception) -> bool:
         trace = trace.tb_next
     raised_in = trace.tb_frame.f_globals.get("__name__", "") if trace else ""
     return isinstance(error, (ValueError, TypeError)) and raised_in.startswith("eagc_ops")
+
+
+def _fail(name: str, message: object, code: int) -> int:
+    print(f"{name}: {one_line(message)}", file=sys.stderr)
+    return code
 
 
 @contextlib.contextmanager

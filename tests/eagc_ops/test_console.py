@@ -48,7 +48,7 @@ def raised(error):
 @pytest.mark.parametrize(
     ("error", "code", "message"),
     [
-        (KeyboardInterrupt(), 130, "interrupted"),
+        (KeyboardInterrupt(), 130, "interrupted; to go on: the same command"),
         (FloatingPointError("the loss is nan"), 1, "the loss is nan"),
         (OSError("no space\n  left"), 2, "no space left"),
     ],

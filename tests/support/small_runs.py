@@ -26,6 +26,7 @@ from eagc_ops.training.config import from_json, resolve
 from eagc_ops.training.engine import loop
 from eagc_ops.training.methods import register
 from eagc_ops.training.methods.legogcd import LegoGCD
+from eagc_ops.training.methods.selex import SelEx
 from eagc_ops.training.methods.simgcd import SimGCD
 from eagc_ops.training.methods.sptnet import SPTNet
 from eagc_ops.training.models.backbones import load_backbone
@@ -54,6 +55,13 @@ class SmallLegoGCD(SmallHead, LegoGCD):
 @register("small_sptnet")
 class SmallSPTNet(SmallHead, SPTNet):
     pass
+
+
+@register("small_selex")
+class SmallSelEx(SelEx):
+    def __init__(self, config, problem):
+        super().__init__(config, problem)
+        self.projector = torch.nn.Linear(problem.dim, 256)
 
 
 @register("noisy")

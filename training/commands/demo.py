@@ -7,6 +7,7 @@ import time
 from pathlib import Path
 
 from eagc_ops.console import Parser, command, path, whole_number
+from eagc_ops.locks import lock
 from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
 from eagc_ops.training.config import as_options
@@ -45,15 +46,16 @@ def main(argv: list[str]) -> int:
 
     started = time.perf_counter()
     try:
-        report = run_demo(
-            arguments.output,
-            seeds=arguments.seeds,
-            epochs=arguments.epochs,
-            pretrain_epochs=arguments.pretrain_epochs,
-            at_a_time=arguments.jobs or default_jobs("cpu"),
-            fresh=arguments.fresh,
-            say=lambda text: print(text, flush=True),
-        )
+        with lock(arguments.output / ".lock", arguments.output):
+            report = run_demo(
+                arguments.output,
+                seeds=arguments.seeds,
+                epochs=arguments.epochs,
+                pretrain_epochs=arguments.pretrain_epochs,
+                at_a_time=arguments.jobs or default_jobs("cpu"),
+                fresh=arguments.fresh,
+                say=lambda text: print(text, flush=True),
+            )
     except WeakEncoderError as error:
         print(f"eagc demo: {error}", file=sys.stderr)
         return 1

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from eagc_ops.console import Parser, command, path, whole_number
+from eagc_ops.locks import lock
 from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
 from eagc_ops.training.config import DATASETS, add_config_arguments, as_options
@@ -21,7 +22,7 @@ from eagc_ops.training.paper.planning import Order, check_order, plan_text
 from eagc_ops.training.paper.tables import TABLES
 from eagc_ops.training.paper.values import PAPER
 
-PLACES = ("root", "split_file", "weights", "device", "workers")  # settings of the machine
+PLACES = ("root", "split_file", "skip_unreadable", "weights", "device", "workers")  # settings of the machine
 DEFAULTS: dict[str, Any] = {
     "output": Path("runs/tables"),
     "dry_run": False,
@@ -141,8 +142,12 @@ def _fill(order: Order, options: Mapping[str, Any]) -> int:
     from eagc_ops.training.paper.page import table_note, write_table
 
     started = time.perf_counter()
-    failed = fill(order, options["jobs"], options["pretrain_epochs"], lambda text: print(text, flush=True))
-    table = write_table(order.name, order.home, order.output / "runs")
+    # Tables share their runs: a second command could only wait for those of the first.
+    with lock(order.output / ".lock", order.output):
+        failed = fill(
+            order, options["jobs"], options["pretrain_epochs"], lambda text: print(text, flush=True)
+        )
+        table = write_table(order.name, order.home, order.output / "runs")
     print(f"\n{table.text()}\n\n{textwrap.fill(table_note(order.name), 110)}")
     print(f"\ntable: {order.home / 'table.md'}, {order.home / 'table.html'}")
     seconds = f"{time.perf_counter() - started:.0f} s in all"

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import argparse
+import shlex
 from pathlib import Path
 from typing import Any
 
 from eagc_ops.console import Parser, command, path
+from eagc_ops.interrupts import go_on_with
 from eagc_ops.training.commands.common import RUNS, is_main_process
 from eagc_ops.training.config import (
     CONFIGS,
@@ -30,6 +32,9 @@ def main(argv: list[str]) -> int:
     if resumed is None:
         config = config_from_arguments(argparse.Namespace(**settings))
         run = output or RUNS / _default_name(config)
+        again = shlex.join(["eagc", "train", *argv])
+        resume = shlex.join(["eagc", "train", "--resume", str(run)])
+        go_on_with(lambda: resume if (run / "run.json").exists() else again)
         check_run(config, run)
         result = _train(config, run, own_encoder="weights" not in settings)
     else:

@@ -8,6 +8,7 @@ and the global generators of the process are left as they were.
 from __future__ import annotations
 
 import hashlib
+import signal
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,7 +18,9 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from eagc_ops import interrupts
 from eagc_ops.training.data.gcd import GCDData, Merged
+from eagc_ops.training.data.image_files import ImageError
 
 
 class Draw(NamedTuple):
@@ -191,6 +194,7 @@ class TrainLoader:
             num_workers=workers,
             persistent_workers=workers > 0,
             collate_fn=_collate,
+            worker_init_fn=_end_when_told,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # without one the loader draws a base seed from the global generator
         )
@@ -217,13 +221,19 @@ class TrainLoader:
 
     def _iterate(self, draws: list[list[Draw]]) -> Iterator[Batch]:
         self._sampler.draws = draws
-        batches = iter(self._loader)
+        with interrupts.unaware_children():
+            batches = iter(self._loader)
         for _ in draws:
             if self._loader.num_workers and self._sampler.draws is not draws:
                 raise RuntimeError(
                     "a new epoch of this loader was started; with workers only the newest one can be iterated"
                 )
-            yield next(batches)
+            try:
+                batch = next(batches)
+            except ImageError as error:
+                # From a worker, the message arrives inside of a traceback.
+                raise ImageError(str(error).rpartition("ImageError: ")[2].strip()) from None
+            yield batch
 
 
 class SequentialLoader(TrainLoader):
@@ -253,6 +263,11 @@ class _Sampler:
 
     def __iter__(self) -> Iterator[list[Draw]]:
         return iter(self.draws)
+
+
+def _end_when_told(_: int) -> None:
+    """A worker does not take over its parent's way of handling SIGTERM."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
 def _collate(items: list[tuple[list[Tensor], int, int, bool]]) -> Batch:

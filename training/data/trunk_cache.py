@@ -3,32 +3,42 @@
 Training on them never runs the trunk.
 
 A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of `data.merged` whose last view
-is the test view, and `cache.json`: the origin of the tokens, and how many images are done. The record is
-replaced only after the tokens it counts are on the disk, so a build that was killed goes on where the record
-ends. Everything is written at its place, never appended: two builds of one cache at the same time write the
-same bytes.
+is the test view; `checksums.bin`, CRC-32 (images, V + 1) of each view's tokens; and `cache.json`: the origin
+of the tokens, and how many images are done. The record is replaced only after the tokens it counts are on the
+disk, so a build that was killed goes on where the record ends. One process builds; others that need the cache
+wait for it.
 """
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
 import shutil
 import sys
+import warnings
+import zlib
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
 
+from eagc_ops import interrupts
 from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.files import atomic_write, naming_full_disks, remove_partials
+from eagc_ops.locks import lock
 from eagc_ops.training.data.gcd import GCDData
 from eagc_ops.training.data.loaders import Draw, KeyedViews, draw_key
 from eagc_ops.training.progress import bar as progress_bar
 
 __all__ = ["CachedViews", "PixelViews", "TrunkCache", "cache_bytes", "choose_views", "trunk_cache"]
+
+_CHECKSUM = np.dtype("<u4")
+_AGAIN = "delete the directory to build the cache again"
 
 
 def trunk_cache(
@@ -59,9 +69,12 @@ def trunk_cache(
     """
     directory = Path(directory)
     made_of = _made_of(encoder, data, views, half, seed)
-    done = _read_record(directory, made_of)
-    if done < made_of["images"]:
-        _build(directory, encoder, data, made_of, done, batch_size, workers, progress)
+    if _read_record(directory, made_of) < made_of["images"]:
+        with lock(directory / ".lock", f"trunk cache {directory}", wait=True):
+            remove_partials(directory)
+            done = _read_record(directory, made_of)
+            if done < made_of["images"]:
+                _build(directory, encoder, data, made_of, done, batch_size, workers, progress)
     return TrunkCache(directory, made_of)
 
 
@@ -72,20 +85,27 @@ def cache_bytes(encoder: AnchoredEncoder, data: GCDData, *, views: int, half: bo
 
 
 class TrunkCache:
-    """Reads a complete cache. `made_of` must equal the origin in its record."""
+    """Reads a complete cache. `made_of` must equal the origin in its record.
+
+    The first time that a process reads a view, its checksum is compared: nothing damaged is trained on.
+    """
 
     def __init__(self, directory: Path, made_of: dict[str, str | int]) -> None:
         done = _read_record(directory, made_of)
         shape = (made_of["images"], made_of["views"] + 1, made_of["tokens"], made_of["width"])
         path, dtype = directory / "tokens.bin", np.dtype(made_of["dtype"])
         size = path.stat().st_size if path.exists() else 0
-        if done < shape[0] or size != int(np.prod(shape)) * dtype.itemsize:
+        if done < shape[0]:
             raise ValueError(
-                f"trunk cache {directory} is not complete: {done} of {shape[0]} images, {size} bytes; "
+                f"trunk cache {directory} is not complete: {done} of {shape[0]} images; "
                 "build it with trunk_cache()"
             )
+        if size != (need := int(np.prod(shape)) * dtype.itemsize):
+            raise ValueError(f"{path} is damaged: it has {size} of {need} bytes; {_AGAIN}")
         self.directory, self.made_of = directory, made_of
         self._array = np.memmap(path, dtype, mode="r", shape=shape)
+        self._checksums = _read_checksums(directory, shape[:2])
+        self._compared = np.zeros(shape[:2], bool)
 
     @property
     def views(self) -> int:
@@ -101,7 +121,16 @@ class TrunkCache:
                 f"index={index}, view={view}: the cache holds images 0..{len(self) - 1}, "
                 f"views 0..{self.views - 1} and None"
             )
-        return torch.from_numpy(self._array[index, self.views if view is None else view].astype(np.float32))
+        place = index, self.views if view is None else view
+        tokens = self._array[place]
+        if self._checksums is not None and not self._compared[place]:
+            if zlib.crc32(tokens) != self._checksums[place]:
+                raise ValueError(
+                    f"{self.directory / 'tokens.bin'} is damaged: view {place[1]} of image {index} does not "
+                    f"match its checksum; {_AGAIN}"
+                )
+            self._compared[place] = True
+        return torch.from_numpy(tokens.astype(np.float32))
 
     def __reduce__(self):
         # A worker process maps the file again instead of receiving its content.
@@ -221,9 +250,7 @@ def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
         record = json.loads(path.read_text())
         done, theirs = int(record["done"]), dict(record["made of"])
     except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(
-            f"{path} is damaged ({error!r}): delete the directory to build the cache again"
-        ) from error
+        raise ValueError(f"{path} is damaged ({error!r}); {_AGAIN}") from error
     differs = [
         f"{key}: {theirs.get(key)} there, {made_of.get(key)} now"
         for key in [*made_of, *(theirs.keys() - made_of)]
@@ -238,13 +265,21 @@ def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
 
 
 def _write_record(directory: Path, made_of: dict[str, str | int], done: int) -> None:
-    # Not `atomic_write`: processes that build one cache together need different temporary files.
-    new = directory / f"cache.json.{os.getpid()}"
-    with new.open("w") as file:
-        json.dump({"done": done, "made of": made_of}, file, indent=1)
-        file.flush()
-        os.fsync(file.fileno())
-    new.replace(directory / "cache.json")
+    atomic_write(directory / "cache.json", json.dumps({"done": done, "made of": made_of}, indent=1))
+
+
+def _read_checksums(directory: Path, shape: tuple[int, ...]) -> np.ndarray | None:
+    path = directory / "checksums.bin"
+    if not path.exists():
+        warnings.warn(
+            f"trunk cache {directory} was built without checksums: damage would not be noticed; {_AGAIN}",
+            stacklevel=4,
+        )
+        return None
+    checksums = np.fromfile(path, _CHECKSUM)
+    if checksums.size != np.prod(shape):
+        raise ValueError(f"{path} is damaged: it has {checksums.size} of {np.prod(shape)} entries; {_AGAIN}")
+    return checksums.reshape(shape)
 
 
 class _AllViews(Dataset):
@@ -272,12 +307,9 @@ def _build(
     dtype = getattr(torch, made_of["dtype"])
     image_bytes = (views + 1) * tokens * width * dtype.itemsize
     directory.mkdir(parents=True, exist_ok=True)
-    path = directory / "tokens.bin"
+    path, checksums = directory / "tokens.bin", directory / "checksums.bin"
     if done and (not path.exists() or path.stat().st_size < done * image_bytes):
-        raise ValueError(
-            f"{path} is shorter than its record says ({done} images): "
-            "delete the directory to build the cache again"
-        )
+        raise ValueError(f"{path} is shorter than its record says ({done} images); {_AGAIN}")
     need, free = (images - done) * image_bytes, shutil.disk_usage(directory).free
     print(
         f"trunk cache {directory}: {images} images x ({views} + 1) views x {tokens} x {width} "
@@ -300,12 +332,18 @@ def _build(
     )
     device = next(encoder.parameters()).device
     path.touch()
+    if not done:
+        checksums.touch()
     # Plain writes, not a writable memory map: a full disk then raises an error instead of a SIGBUS.
     with (
         path.open("r+b") as file,
+        # A cache of an earlier version is continued without checksums.
+        checksums.open("r+b") if checksums.exists() else contextlib.nullcontext() as sums,
         progress_bar(total=images, initial=done, unit="image", desc="trunk cache", shown=progress) as bar,
     ):
-        for batch in loader:
+        with interrupts.unaware_children():
+            batches = iter(loader)
+        for batch in batches:
             out = encoder.trunk(batch.flatten(0, 1).to(device)).detach().to(dtype)
             if out.shape[1:] != (tokens, width):
                 raise ValueError(
@@ -316,10 +354,19 @@ def _build(
                 raise ValueError(
                     f"tokens of images {done}..{done + len(batch) - 1} are not finite in {made_of['dtype']}"
                 )
-            file.seek(done * image_bytes)
-            file.write(out.cpu().numpy().tobytes())
-            file.flush()
-            os.fsync(file.fileno())
+            new = out.cpu().numpy()
+            with naming_full_disks(path, (images - done) * image_bytes):
+                _write_at(file, done * image_bytes, new.tobytes())
+                if sums is not None:
+                    found = np.array([zlib.crc32(view) for view in new], _CHECKSUM)
+                    _write_at(sums, done * (views + 1) * _CHECKSUM.itemsize, found.tobytes())
             done += len(batch)
             _write_record(directory, made_of, done)
             bar.update(len(batch))
+
+
+def _write_at(file: BinaryIO, place: int, content: bytes) -> None:
+    file.seek(place)
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())

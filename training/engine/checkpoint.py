@@ -5,6 +5,7 @@ Loading a checkpoint runs no code from the file. The sha256 of its content, stor
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from torch import Tensor
 
 from eagc_ops.files import atomic_write
 
-__all__ = ["CheckpointError", "load_checkpoint", "save_checkpoint", "tensor_digest"]
+__all__ = ["CheckpointError", "check_if_ours", "load_checkpoint", "save_checkpoint", "tensor_digest"]
 
 FORMAT = "eagc-checkpoint-1"
 
@@ -59,6 +60,15 @@ def load_checkpoint(path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
             f"{path} is damaged: its content does not match its sha256; delete it or restore a copy"
         )
     return tensors, json.loads(metadata["state"])
+
+
+def check_if_ours(path: Path) -> None:
+    """Compare the checksum of a weight file that this package wrote; other files have none."""
+    ours = False
+    with contextlib.suppress(SafetensorError, OSError), safe_open(path, framework="pt") as file:
+        ours = (file.metadata() or {}).get("format") == FORMAT
+    if ours:
+        load_checkpoint(path)
 
 
 def tensor_digest(tensors: Mapping[str, Tensor]) -> str:

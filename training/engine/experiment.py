@@ -24,8 +24,9 @@ from eagc_ops.training.config import Config, ConfigError, Sizes
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.data.batches import batches
 from eagc_ops.training.data.loaders import seeded
-from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
+from eagc_ops.training.engine.checkpoint import CheckpointError, check_if_ours, load_checkpoint
 from eagc_ops.training.engine.facts import RunFacts
+from eagc_ops.training.engine.ranks import watch
 from eagc_ops.training.engine.starting_point import StartingPoint, read_starting_point
 from eagc_ops.training.engine.store import reference_key, stored, subspace_key
 from eagc_ops.training.methods import METHODS, Problem
@@ -64,7 +65,11 @@ class Experiment:
         self.accelerator = accelerator = _accelerator(config)
         self.device, self.main = accelerator.device, accelerator.is_main_process
         self.data = data = open_data(
-            config.dataset, config.root, split_file=config.split_file, image_size=config.image_size
+            config.dataset,
+            config.root,
+            split_file=config.split_file,
+            image_size=config.image_size,
+            skip_unreadable=config.skip_unreadable,
         )
         encoder = _encoder(config, data)
         problem = _problem(config, data, encoder.vit)
@@ -103,7 +108,7 @@ class Experiment:
         store = Path(store)
         # The reference model: train E on D_L with L_cls to obtain E_r
         key = reference_key(encoder, config, self.facts.split_hash, self.facts.inputs)
-        tail = self._stored(store, key, self._make_reference)
+        tail = stored(store, key, self._make_reference)
         self.reference_cross_entropy = tail.pop("cross_entropy").item()
         if config.warm_start:
             encoder.load_tail(tail)
@@ -112,7 +117,7 @@ class Experiment:
         # Freeze E_r to serve as an anchor for labelled data
         encoder.set_reference(tail)
         # Known-class subspace construction: Z_old, S_known, and the average energy ratio
-        fitted = self._stored(store, subspace_key(config, key), self._make_subspace)
+        fitted = stored(store, subspace_key(config, key), self._make_subspace)
         # The coordinator, for GCD training with EAGC
         self.student.eagc = self._coordinator(Subspace(fitted["matrix"], fitted["energy_ref"]))
         if config.lambda_a == 0:
@@ -143,13 +148,10 @@ class Experiment:
             )
         return tensors, state
 
-    def _stored(self, store: Path, key: dict[str, Any], make: Any) -> dict[str, Tensor]:
-        return stored(store, key, make, write=self.accelerator.is_local_main_process)
-
     def _make_reference(self) -> dict[str, Tensor]:
         with seeded(self.config.seed, -1, _REFERENCE):
             tail, cross_entropy = train_reference(
-                self.student.encoder, self.batches.labelled_train, self.config, self.data.known, self.main
+                self.student.encoder, self.batches.labelled_train, self.config, self.data.known
             )
         return {**tail, "cross_entropy": torch.tensor(cross_entropy, dtype=torch.float64)}
 
@@ -197,6 +199,7 @@ def _accelerator(config: Config) -> Accelerator:
             )
         ],
     )
+    watch(accelerator)
     world = accelerator.num_processes
     if config.batch_size % (world * config.accumulation):
         raise ConfigError(
@@ -208,6 +211,8 @@ def _accelerator(config: Config) -> Accelerator:
 
 def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
     """The backbone, split into a frozen trunk and a tail that student and reference model train."""
+    if config.weights is not None:
+        check_if_ours(Path(config.weights))
     with seeded(config.seed, -1, _BACKBONE):
         vit = load_backbone(
             config.backbone, config.weights, image_size=data.image_size, channels=data.channels

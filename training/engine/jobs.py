@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing
+import multiprocessing.connection
 import os
+import signal
+import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
@@ -13,6 +17,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from eagc_ops import interrupts
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.engine.run_folder import RunFolder
 
@@ -44,7 +49,8 @@ def run_jobs(
 ) -> Iterator[tuple[Job, dict[str, Any] | Exception]]:
     """Run the jobs in `at_a_time` processes (1: in this one), and yield each with its result as it ends.
 
-    A run that fails yields its exception, and the others go on. On a machine with GPUs every process sees one
+    A run that fails yields its exception, and the others go on. Ctrl-C lets every run finish its step and
+    save its checkpoint; no process outlives this one. On a machine with GPUs every process sees one
     of them. `run` trains one job; other processes import it, so it must be a top-level function.
     """
     if at_a_time == 1 or len(jobs) < 2:
@@ -54,9 +60,6 @@ def run_jobs(
             except Exception as error:
                 yield job, error
         return
-    tqdm_disable = os.environ.get("TQDM_DISABLE", "")
-    # Children read it when they import tqdm: bars of several processes would overwrite one another.
-    os.environ["TQDM_DISABLE"] = "1"
     # Spawned, because a forked child would inherit torch's threads in an unknown state.
     context, gpus = multiprocessing.get_context("spawn"), _gpus()
     devices = context.SimpleQueue()
@@ -64,12 +67,16 @@ def run_jobs(
         devices.put(gpus[i % len(gpus)])
     waiting, running, open_folders = list(jobs), dict[Future, Job](), {job.folder for job in jobs}
     pool = ProcessPoolExecutor(at_a_time, context, _start_process, (devices if gpus else None,))
+    ended = False
     try:
         while waiting or running:
-            for job in [job for job in waiting if open_folders.isdisjoint(job.after)]:
+            ready = [job for job in waiting if open_folders.isdisjoint(job.after)]
+            # No more than there are processes: what the pool has taken, it cannot give back at Ctrl-C.
+            for job in ready[: at_a_time - len(running)]:
                 waiting.remove(job)
                 try:
-                    running[pool.submit(run, job)] = job
+                    with interrupts.unaware_children(), _without_bars():
+                        running[pool.submit(_run_until_told, run, job)] = job
                 except BrokenProcessPool as error:
                     open_folders.discard(job.folder)
                     yield job, error
@@ -77,9 +84,36 @@ def run_jobs(
                 job = running.pop(future)
                 open_folders.discard(job.folder)
                 yield job, future.exception() or future.result()
+        ended = True
     finally:
+        _end(pool, at_once=not ended)
+
+
+@contextlib.contextmanager
+def _without_bars() -> Iterator[None]:
+    """Processes that are started here show no progress bars, which would overwrite one another."""
+    before = os.environ.get("TQDM_DISABLE")
+    os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is imported
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ["TQDM_DISABLE"]
+        else:
+            os.environ["TQDM_DISABLE"] = before
+
+
+def _end(pool: ProcessPoolExecutor, at_once: bool) -> None:
+    """Wait for the processes of the pool; `at_once` interrupts their runs."""
+    children = multiprocessing.active_children() if at_once else []
+    for child in children:
+        child.terminate()
+    try:
         pool.shutdown(cancel_futures=True)
-        os.environ["TQDM_DISABLE"] = tqdm_disable
+    except KeyboardInterrupt:
+        for child in children:
+            child.kill()
+        raise
 
 
 def _finished(job: Job, remedy: str) -> bool:
@@ -105,6 +139,22 @@ def _start_process(devices: SimpleQueue | None) -> None:
     # With one thread per process, small products lose no time to thread switching on busy cores, and the bits
     # do not depend on the number of cores.
     torch.set_num_threads(1)
+    threading.Thread(target=_die_with_parent, daemon=True).start()
     if devices is not None:
         # CUDA reads it on first use, which has not happened yet.
         os.environ["CUDA_VISIBLE_DEVICES"] = devices.get()
+
+
+def _run_until_told(run: Callable[[Job], dict[str, Any]], job: Job) -> dict[str, Any]:
+    """Run the job. The parent ends this process by SIGTERM, which a run treats like Ctrl-C."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        return run(job)
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _die_with_parent() -> None:
+    """A pool's process would wait for work for ever if its parent were killed."""
+    multiprocessing.connection.wait([multiprocessing.parent_process().sentinel])
+    os._exit(1)

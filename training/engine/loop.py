@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
+from eagc_ops import interrupts
 from eagc_ops.training.data import Batch, draw_key
 from eagc_ops.training.data.rows import Rows, rows_of
 from eagc_ops.training.engine.checkpoint import save_checkpoint
@@ -32,7 +33,8 @@ __all__ = ["Callback", "Evaluation", "Loop", "RunWarning"]
 TAU_NEAR_ZERO, ALMOST_EVERY_ROW = 0.01, 0.95
 # Attributes that a checkpoint stores
 _PROGRESS = ("epoch", "position", "last", "best", "faults", "tau_near_zero")
-_OPTIMIZER = "optimiser."  # prefix in checkpoints, spelled as in version 0.1, whose runs can be resumed
+# Prefixes in checkpoints; the first is spelled as in version 0.1, whose runs can be resumed
+_OPTIMIZER, _METER = "optimiser.", "meter."
 
 
 class RunWarning(UserWarning):
@@ -85,6 +87,7 @@ class Loop:
         self.best_start: dict[str, Any] | None = None  # of the clusters at the start of an epoch
         self.faults: list[str] = []
         self.tau_near_zero: list[float] = []  # share of unlabelled rows, one entry per log line of the epoch
+        self.meter = Meter()  # of the steps since the last log line
 
     @property
     def steps_per_epoch(self) -> int:
@@ -141,31 +144,35 @@ class Loop:
         """The batches of one epoch, from `self.position` on. Returns their number and their seconds."""
         config, experiment = self.config, self.experiment
         steps, first, started = self.steps_per_epoch, self.position, time.perf_counter()
-        meter = Meter()
         if first == 0:
+            self.meter = Meter()
             self.tau_near_zero = []
             self.student.eval()
             with torch.no_grad(), experiment.accelerator.autocast():
                 self.student.method.start_epoch(self.epoch, experiment.features)
         self.student.train()
-        for batch in experiment.batches.train.epoch(self.epoch, first):  # (x, y, mask) from D_L and D_U
-            rank = experiment.accelerator.process_index
-            torch.manual_seed(draw_key(config.seed, self.epoch, self.position, rank, -1))
-            done, every = self.position + 1, config.checkpoint_every
-            save = every and done % every == 0 and done < steps
-            log = save or done % config.log_every == 0 or done == steps
-            if self.student.eagc is not None:
-                self.student.eagc.record = bool(log)  # recording costs a product with S
-            self._update(batch, meter)
-            self.position = done
-            bar.update()
-            if log:
-                self._log_step(meter, bar)
-            if save:
-                self._save_checkpoint()
+        with interrupts.deferred() as interrupted:  # inside a step there is no state to resume from
+            for batch in experiment.batches.train.epoch(self.epoch, first):  # (x, y, mask) from D_L and D_U
+                rank = experiment.accelerator.process_index
+                torch.manual_seed(draw_key(config.seed, self.epoch, self.position, rank, -1))
+                done, every = self.position + 1, config.checkpoint_every
+                save = every and done % every == 0 and done < steps
+                log = save or done % config.log_every == 0 or done == steps
+                if self.student.eagc is not None:
+                    self.student.eagc.record = bool(log)  # recording costs a product with S
+                self._update(batch)
+                self.position = done
+                bar.update()
+                if log:
+                    self._log_step(bar)
+                stop = interrupted()
+                if save or stop:
+                    self._save_checkpoint()
+                if stop:
+                    break
         return {"steps": steps - first, "seconds": time.perf_counter() - started}
 
-    def _update(self, batch: Batch, meter: Meter) -> None:
+    def _update(self, batch: Batch) -> None:
         """One optimizer step of E and phi."""
         accelerator, optimizer = self.experiment.accelerator, self._choose_optimizer()
         for rows in self._parts(batch):
@@ -178,7 +185,7 @@ class Loop:
                     for callback in self.callbacks:
                         callback.before_update(self, rows)
                 optimizer.step()
-            meter.add(
+            self.meter.add(
                 {
                     "loss": total,
                     "supervised": loss.supervised,
@@ -215,9 +222,9 @@ class Loop:
                 position=self.position,
             )
 
-    def _log_step(self, meter: Meter, bar: tqdm) -> None:
+    def _log_step(self, bar: tqdm) -> None:
         """Write a log line. Values of a step leave the device only here."""
-        means = meter.read()
+        means = self.meter.read()
         if not math.isfinite(means["loss"]):
             raise FloatingPointError(
                 f"the loss is {means['loss']} in epoch {self.epoch}, up to step {self.position}: {means}; "
@@ -305,6 +312,7 @@ class Loop:
                     for key, value in values.items()
                     if value is not None
                 }
+        tensors |= {f"{_METER}{name}": value for name, value in self.meter.state().items()}
         scaler = self.experiment.accelerator.scaler
         state = {
             "identity": self.experiment.identity(),
@@ -322,6 +330,14 @@ class Loop:
             parameter, key = path.rsplit(".", 1)
             value = tensors[name].to(self.experiment.device)
             self.optimizers[int(i)].state[parameters[parameter]][key] = value
+        device = self.experiment.device
+        self.meter.load(
+            {
+                name.removeprefix(_METER): value.to(device)
+                for name, value in tensors.items()
+                if name.startswith(_METER)
+            }
+        )
         if self.experiment.accelerator.scaler:
             self.experiment.accelerator.scaler.load_state_dict(state["scaler"])
         for name in _PROGRESS:

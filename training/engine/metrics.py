@@ -24,6 +24,14 @@ class Meter:
         self._sums = {name: self._sums.get(name, 0) + value.detach() for name, value in values.items()}
         self._count += 1
 
+    def state(self) -> dict[str, Tensor]:
+        """Sums and their number, for a checkpoint between two log lines; empty at a log line."""
+        return {**self._sums, "": torch.tensor(self._count)} if self._count else {}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        self._sums = {name: value for name, value in state.items() if name}
+        self._count = int(state.get("", 0))
+
     def read(self) -> dict[str, float]:
         """The means since the last call, in one transfer from the device."""
         means = (torch.stack(list(self._sums.values())) / self._count).tolist()

@@ -15,7 +15,7 @@ from typing import Any
 from eagc_ops.places import PlaceError, readable_file, writable_folder
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.config.places import check_root, check_split_file
-from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.engine.run_folder import RunFolder, is_unused
 
 __all__ = ["changed", "check_new_folder", "check_run", "starting_checkpoint"]
 
@@ -45,8 +45,8 @@ def check_run(config: Config, output: Path | None = None) -> None:
 
 
 def check_new_folder(output: Path) -> None:
-    """Check that a new run can be made in `output`: an empty folder, or none yet."""
-    if output.is_dir() and any(output.iterdir()):
+    """Check that a new run can be made in `output`: an empty or half-made one, or none yet."""
+    if output.is_dir() and not is_unused(output):
         raise ConfigError(
             f"output {output} is not an empty folder: resume the run in it (--resume {output}), or choose a "
             "different folder"

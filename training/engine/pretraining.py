@@ -6,17 +6,18 @@ No published backbone fits such a data set, and random weights would make runs m
 from __future__ import annotations
 
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from eagc_ops.files import remove_partials
+from eagc_ops.locks import lock
 from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint
@@ -104,16 +105,23 @@ def encoder_file(folder: Path, dataset: str, image_size: int | None = None) -> P
 def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEncoder:
     """The encoder in `file`; without that file it is pretrained on all images of `data` and evaluated."""
     key = {**PRETRAINING, "epochs": epochs, "images": [len(data.merged), data.channels, data.image_size]}
-    # Local rank 0 makes it while the others wait; if it dies, the launcher ends them.
-    while not file.exists() and os.environ.get("LOCAL_RANK", "0") != "0":
-        time.sleep(0.5)
-    if file.exists():
-        state = load_checkpoint(file)[1]
-        if state.get("key") != key:
-            raise ConfigError(
-                f"{file} was pretrained with different settings: delete it, or choose a different --output"
-            )
-        return PretrainedEncoder(file, epochs, None, state["accuracy"], state["raw_accuracy"])
+    seconds = None
+    if not file.exists():
+        # Of several processes one makes it, and the others wait.
+        with lock(file.with_name(f"{file.name}.lock"), file, wait=True):
+            remove_partials(file.parent, file.name)
+            if not file.exists():
+                seconds = _make(file, data, epochs, key)
+    state = load_checkpoint(file)[1]
+    if state.get("key") != key:
+        raise ConfigError(
+            f"{file} was pretrained with different settings: delete it, or choose a different --output"
+        )
+    return PretrainedEncoder(file, epochs, seconds, state["accuracy"], state["raw_accuracy"])
+
+
+def _make(file: Path, data: GCDData, epochs: int, key: dict[str, Any]) -> float:
+    """Pretrain and evaluate the encoder, and save it. Returns the seconds of pretraining."""
     pixels = torch.stack([data.test_transform(data.merged[i][0]) for i in range(len(data.merged))])
     label = torch.cat([data.labelled.labels, data.unlabelled.labels])
     started = time.perf_counter()
@@ -122,9 +130,8 @@ def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEnco
     with torch.no_grad():
         accuracy = knn_accuracy(vit(pixels), label)
         raw_accuracy = knn_accuracy(pixels.flatten(1), label)
-    file.parent.mkdir(parents=True, exist_ok=True)
     save_checkpoint(file, vit.state_dict(), {"key": key, "accuracy": accuracy, "raw_accuracy": raw_accuracy})
-    return PretrainedEncoder(file, epochs, seconds, accuracy, raw_accuracy)
+    return seconds
 
 
 def pretrain(pixels: Tensor, epochs: int) -> nn.Module:

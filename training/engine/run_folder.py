@@ -6,21 +6,51 @@ tensorboard/        the numbers of metrics.jsonl as scalars
 last.safetensors    checkpoint to resume from and to evaluate
 best.safetensors    weights of the epoch with the best All on the unlabelled set
 result.json         All / Old / New of the last and the best epoch, warnings; written when the run is complete
+.lock               names the process that trains; held by it, and removed at the end
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
+import os
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 from eagc_ops import environment
-from eagc_ops.files import atomic_write
+from eagc_ops.files import atomic_write, naming_full_disks, remove_partials
+from eagc_ops.locks import lock
 from eagc_ops.training.config import Config, ConfigError, from_json
 from eagc_ops.training.engine.facts import RunFacts
 
-__all__ = ["RunFolder", "finite"]
+__all__ = ["RunFolder", "finite", "is_unused", "writing"]
+
+_LOCK = ".lock"
+
+
+def is_unused(path: Path) -> bool:
+    """Whether a new run may be made in the folder `path`.
+
+    It must be empty, or hold a run that was killed while run.json was written, which has nothing to keep.
+    """
+    remains = {_LOCK, *(file.name for file in path.glob("run.json*.partial"))}
+    return all(file.name in remains for file in path.iterdir())
+
+
+@contextlib.contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Keep all other processes away from the run in `path`: a second one is refused.
+
+    The main process of a distributed run does this for all of them.
+    """
+    if os.environ.get("RANK", "0") != "0":
+        yield
+        return
+    with lock(path / _LOCK, path):
+        remove_partials(path)
+        yield
 
 
 class RunFolder:
@@ -59,6 +89,16 @@ class RunFolder:
             raise ConfigError(f"{file}: {error}") from error
         return cls(Path(path), config, facts, main)
 
+    def check(self, facts: RunFacts) -> None:
+        """Refuse data and weights that are not those of run.json: the run would not be the one it names."""
+        ours, theirs = self.facts.identity, facts.identity
+        differs = [name for name in ours if ours[name] != theirs[name]]
+        if differs:
+            raise ConfigError(
+                f"{self.path} was started with different data or weights: {', '.join(differs)} differs from "
+                "run.json; restore the files, or start a new run"
+            )
+
     def start_logs(self, epoch: int, position: int, step: int) -> None:
         """Open the logs. The run goes on with batch `position` of `epoch`, which is optimizer step `step`.
 
@@ -83,22 +123,25 @@ class RunFolder:
         if self._metrics is None:
             return
         values = finite(values)
-        self._metrics.write(json.dumps({"kind": kind, "step": step, **values}) + "\n")
-        self._metrics.flush()
-        for name, value in values.items():
-            if isinstance(value, (int, float)) and name not in ("epoch", "position"):
-                self._board.add_scalar(f"{kind}/{name}", value, step)
+        line = json.dumps({"kind": kind, "step": step, **values}) + "\n"
+        with naming_full_disks(self.path / "metrics.jsonl", len(line)):
+            self._metrics.write(line)
+            self._metrics.flush()
+            for name, value in values.items():
+                if isinstance(value, (int, float)) and name not in ("epoch", "position"):
+                    self._board.add_scalar(f"{kind}/{name}", value, step)
 
     def metrics(self) -> list[dict[str, Any]]:
         """The lines of metrics.jsonl, without a last line that a kill cut short."""
         file = self.path / "metrics.jsonl"
-        lines = file.read_text(encoding="utf-8").split("\n")[:-1] if file.exists() else []
-        return [json.loads(line) for line in lines]
+        if not file.exists():
+            return []
+        return _read(file, lambda text: [json.loads(line) for line in text.split("\n")[:-1]])
 
     def result(self) -> dict[str, Any] | None:
         """The result that `finish` wrote, or None while the run is not complete."""
         file = self.path / "result.json"
-        return json.loads(file.read_text(encoding="utf-8")) if file.exists() else None
+        return _read(file, json.loads) if file.exists() else None
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write result.json: the run is complete."""
@@ -107,13 +150,21 @@ class RunFolder:
 
     def close(self) -> None:
         """Close the logs."""
-        for log in (self._metrics, self._board):
-            if log is not None:
-                log.close()
+        logs = [log for log in (self._metrics, self._board) if log is not None]
         self._metrics = self._board = None
+        with naming_full_disks(self.path / "metrics.jsonl", 1):
+            for log in logs:
+                log.close()
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         atomic_write(self.path / name, json.dumps(content, indent=2) + "\n")
+
+
+def _read(file: Path, parse: Callable[[str], Any]) -> Any:
+    try:
+        return parse(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(f"{file} is damaged ({error}): restore a copy, or start a new run") from error
 
 
 def finite(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,7 +12,8 @@ from typing import Any
 from torch import Tensor
 
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.files import fingerprint
+from eagc_ops.files import fingerprint, remove_partials
+from eagc_ops.locks import lock
 from eagc_ops.training.config import Config
 from eagc_ops.training.engine.checkpoint import (
     CheckpointError,
@@ -25,20 +26,20 @@ from eagc_ops.training.models.reference_model import MOMENTUM, TEMPERATURE
 __all__ = ["reference_key", "stored", "subspace_key"]
 
 
-def stored(
-    store: Path, key: dict[str, Any], make: Callable[[], dict[str, Tensor]], write: bool = True
-) -> dict[str, Tensor]:
-    """The tensors that `make` computes for `key`, or those in the store. `write`: save new ones there."""
+def stored(store: Path, key: dict[str, Any], make: Callable[[], dict[str, Tensor]]) -> dict[str, Tensor]:
+    """The tensors in the store for `key`, which `make` computes if they are not there.
+
+    Of several processes that need them one computes; the others wait for its file.
+    """
     file = store / f"{key['kind']}-{fingerprint(key)[:16]}.safetensors"
-    if file.exists():
-        tensors, state = load_checkpoint(file)
-        if state != {"key": key}:  # the name has only a part of the fingerprint
-            raise CheckpointError(f"{file} does not hold the content that its name stands for; delete it")
-        return tensors
-    tensors = make()
-    if write:
-        store.mkdir(parents=True, exist_ok=True)
-        save_checkpoint(file, tensors, {"key": key})
+    if not file.exists():
+        with lock(file.with_name(f"{file.name}.lock"), file, wait=True):
+            remove_partials(store, file.name)
+            if not file.exists():
+                save_checkpoint(file, make(), {"key": key})
+    tensors, state = load_checkpoint(file)
+    if state != {"key": key}:  # the name has only a part of the fingerprint
+        raise CheckpointError(f"{file} does not hold the content that its name stands for; delete it")
     return tensors
 
 

@@ -9,6 +9,7 @@ import argparse
 import difflib
 import pickle
 import warnings
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -129,6 +130,8 @@ def _read(path: Path) -> object:
             from safetensors.torch import load_file
 
             return load_file(path)
+        if zipfile.is_zipfile(path):
+            _compare_checksums(path)
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -140,6 +143,25 @@ def _read(path: Path) -> object:
             f"weights {path}: cannot be read, perhaps an incomplete download "
             f"({type(error).__name__}: {error})"
         ) from error
+
+
+def _compare_checksums(path: Path) -> None:
+    """Compare the checksums inside a .pth, which torch writes and does not read.
+
+    A file that was saved without them (`torch.serialization.set_crc32_options`) has none that is right.
+    """
+    wrong = []
+    with zipfile.ZipFile(path) as archive:
+        entries = archive.infolist()
+        for entry in entries:
+            try:
+                with archive.open(entry) as content:
+                    while content.read(1 << 24):
+                        pass
+            except zipfile.BadZipFile:
+                wrong.append(entry.filename)
+    if 0 < len(wrong) < len(entries):
+        raise zipfile.BadZipFile(f"{wrong[0]} inside does not match its checksum")
 
 
 def _backbone_part(content: object, path: Path) -> dict[str, Tensor]:

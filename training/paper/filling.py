@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from eagc_ops.console import one_line
+from eagc_ops.console import is_for_the_user, one_line
 from eagc_ops.environment import describe
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.data import SPECS, open_data
@@ -115,7 +115,8 @@ def _pretrain(dataset: str, file: Path, epochs: int, say: Callable[[str], None])
 
 
 def _show_failure(place: str, error: Exception) -> None:
-    if not isinstance(error, (ValueError, FloatingPointError, BrokenExecutor)):
+    expected = isinstance(error, (ValueError, FloatingPointError, BrokenExecutor))
+    if not expected and not is_for_the_user(error):
         traceback.print_exception(error)
     print(f"{place} FAILED: {one_line(error)}", file=sys.stderr, flush=True)
 

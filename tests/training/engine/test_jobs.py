@@ -96,6 +96,10 @@ def test_a_killed_process_fails_its_jobs_and_nothing_hangs(data, tmp_path):
     assert unfinished(pair) == []
 
 
+def test_the_environment_is_left_as_it_was(three):
+    assert "TQDM_DISABLE" not in os.environ
+
+
 def test_in_one_process_a_failure_does_not_stop_the_others(data, tmp_path):
     (tmp_path / "good").mkdir()
     (tmp_path / "good" / "run.json.partial").write_text("{")  # killed before it began

@@ -103,7 +103,7 @@ def test_a_killed_run_ends_with_the_same_bytes(whole, killed, name):
             3,
         )  # 7 steps per epoch: killed in update 13 = (1, 5)
     if name in ("in a write", "before a rename"):
-        assert (run / "last.safetensors.partial").exists()
+        assert list(run.glob("last.safetensors.*.partial"))
         assert load_checkpoint(run / "last.safetensors")[1]["epoch"] == 1  # the previous one is still whole
     steps = Counter()
     assert resume(run, [steps]) == result
@@ -405,7 +405,7 @@ def test_a_foreign_checkpoint_names_what_differs(data, half_done, tmp_path):
 def test_other_images_are_refused(half_done, tmp_path):
     fewer = tmp_path / "fewer.json"
     fewer.write_text(json.dumps({"known_classes": ["class3", "class4"], "labelled_fraction": 0.5}))
-    with pytest.raises(CheckpointError, match="split_hash"):
+    with pytest.raises(ConfigError, match="different data or weights: split_hash differs"):
         resume(half_done, split_file=str(fewer))
 
 
@@ -417,6 +417,21 @@ def test_other_settings_are_refused(half_done):
 def test_a_new_run_needs_an_empty_folder(whole):
     with pytest.raises(ConfigError, match="is not an empty folder: resume the run in it"):
         train(whole[0], whole[1])
+
+
+def test_a_run_that_was_killed_at_its_birth_starts_anew_and_other_files_are_refused(data, tmp_path):
+    run = tmp_path / "run"
+    run.mkdir()
+    (run / "run.json.1f2e3d4c.partial").write_text('{"config": {"meth')
+    (run / ".lock").write_text("")
+    (run / "notes.txt").write_text("mine")
+    config = small_config(data, epochs=1, eagc=False, warm_start=False)
+    with pytest.raises(ConfigError, match="is not an empty folder"):
+        train(config, run)
+    (run / "notes.txt").unlink()
+    assert train(config, run)["last"]["epoch"] == 0
+    assert not list(run.glob("*.partial"))
+    assert not (run / ".lock").exists()
 
 
 def test_a_folder_without_run_json_is_no_run(tmp_path):

@@ -102,20 +102,3 @@ def test_a_setting_that_does_not_fit_is_refused_before_pretraining(settings, mes
     with pytest.raises(ValueError, match=message):
         pretrain.with_encoder(resolve(**settings), tmp_path / "runs", lambda _: None)
     assert not (tmp_path / "runs").exists()
-
-
-def test_of_several_processes_one_makes_the_encoder_and_the_others_wait(tmp_path, monkeypatch):
-    data, file, other = open_data("digits"), tmp_path / "weights.safetensors", tmp_path / "other.safetensors"
-    monkeypatch.setattr(
-        pretrain, "pretrain", lambda pixels, epochs: load_backbone("vit_digits", image_size=16, channels=1)
-    )
-    made, waited = pretrained_encoder(other, data, epochs=1), []
-
-    def sleep(seconds):
-        waited.append(seconds)
-        other.rename(file)  # the other process is done
-
-    monkeypatch.setenv("LOCAL_RANK", "1")
-    monkeypatch.setattr(pretrain.time, "sleep", sleep)
-    assert pretrained_encoder(file, data, epochs=1) == made._replace(file=file, seconds=None)
-    assert len(waited) == 1

@@ -1,0 +1,136 @@
+"""Locks between processes: a file that its holder keeps locked, and that names the holder.
+
+The kernel drops the lock when the holder ends, however it ends, so a killed command leaves nothing stuck.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import json
+import os
+import shlex
+import socket
+import sys
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+
+_NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # answers of file systems without locks
+# POSIX locks belong to a process, not to its children, and closing any descriptor of the file drops them: a
+# process must not open the file twice.
+_held: set[Path] = set()
+
+
+class InUseError(RuntimeError):
+    """A living process holds the lock."""
+
+
+@contextlib.contextmanager
+def lock(file: Path, what: object, *, wait: bool = False) -> Iterator[None]:
+    """Hold the lock `file` of `what` (a name for messages), and remove it at the end.
+
+    If another process holds it: an `InUseError` that names the process; with `wait`, one line on stderr that
+    names it, then wait until it has ended. The folder of `file` is made, and removed again if it stays empty.
+    """
+    file = file.absolute()
+    if file in _held:
+        raise InUseError(f"{what} is in use by this process: wait until it is done")
+    made = not file.parent.exists()
+    while (descriptor := _take(file, what, wait)) is None:
+        pass
+    _held.add(file)
+    try:
+        yield
+    finally:
+        _held.discard(file)
+        with contextlib.suppress(OSError):
+            file.unlink()  # before the lock is dropped: nobody else can hold this file
+        os.close(descriptor)
+        if made:
+            with contextlib.suppress(OSError):
+                file.parent.rmdir()
+
+
+def _take(file: Path, what: object, wait: bool) -> int | None:
+    """The descriptor of the locked file; None if the holder before removed the file meanwhile."""
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+    except FileNotFoundError:  # the folder was removed after it was made
+        return None
+    except OSError as error:
+        raise OSError(
+            f"{file.parent} cannot be written ({error.strerror}): choose a different folder"
+        ) from error
+    try:
+        _lock(descriptor, file, what, wait)
+        if not _is(descriptor, file):
+            os.close(descriptor)
+            return None
+    except BaseException:
+        os.close(descriptor)
+        raise
+    with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, json.dumps(_me()).encode(), 0)
+    return descriptor
+
+
+def _lock(descriptor: int, file: Path, what: object, wait: bool) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in _NO_LOCKS:
+            warnings.warn(
+                f"{file.parent} is on a file system without locks: do not start two commands on it",
+                stacklevel=5,
+            )
+            return
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            raise
+        holder = _holder(descriptor)
+        text = "process {pid} on {host} since {since} ({command})".format(**holder) if holder else "another"
+        if not wait:
+            raise InUseError(
+                f"{what} is in use by {text}: wait until it has ended, or choose a different folder"
+            ) from error
+        # The processes of one run share their work silently.
+        if _run() is None or holder.get("run") != _run():
+            print(f"waiting for {what}: in use by {text}", file=sys.stderr, flush=True)
+        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+
+
+def _is(descriptor: int, file: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(file))
+    except FileNotFoundError:
+        return False
+
+
+def _me() -> dict[str, str | int | None]:
+    return {
+        "pid": os.getpid(),
+        "host": socket.gethostname(),
+        "since": datetime.datetime.now().isoformat(" ", "seconds"),
+        "command": shlex.join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "run": _run(),
+    }
+
+
+def _run() -> str | None:
+    """What the processes of one distributed run have in common; None for a process that is alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) < 2:
+        return None
+    return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+def _holder(descriptor: int) -> dict[str, str | int | None]:
+    """What `_me` of the holder wrote; {} if it has the lock, and has not written its name yet."""
+    try:
+        holder = json.loads(os.pread(descriptor, 1 << 16, 0))
+    except ValueError:
+        return {}
+    return holder if isinstance(holder, dict) and holder.keys() == _me().keys() else {}

@@ -1,0 +1,194 @@
+"""Ctrl-C at real moments of real commands: one line, exit code 130, no process left, and the work goes on."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import nursery as processes
+import pytest
+import torch
+from faults import trials
+from safetensors.torch import save_file
+from small_runs import small_config
+
+from eagc_ops.training.config import SPECS
+from eagc_ops.training.models.backbones import load_backbone
+
+pytestmark = pytest.mark.fault("Ctrl-C")
+
+
+def interrupt(child, times: int = 1) -> str:
+    """Press Ctrl-C; returns the one line."""
+    for _ in range(times):
+        child.kill(signal.SIGINT)
+        time.sleep(0.02)
+    assert child.wait() == 130, child.errors
+    wait_for_the_end(child.pid)
+    (line,) = child.errors.splitlines()
+    return line
+
+
+def wait_for_the_end(session: int) -> None:
+    """Nothing that the command started lives on (multiprocessing's tracker ends a bit later)."""
+    for _ in range(200):
+        if not (left := processes.session(session)):
+            return
+        time.sleep(0.05)
+    pytest.fail(f"{len(left)} processes live on: {[Path(f'/proc/{p}/cmdline').read_text() for p in left]}")
+
+
+def words(data, *more: str) -> list[str]:
+    names = {
+        "backbone": "vit_digits",
+        "image_size": 16,
+        "batch_size": 8,
+        "device": "cpu",
+        "reference_epochs": 1,
+    }
+    options = [
+        w for name, value in {**names, **data}.items() for w in (f"--{name.replace('_', '-')}", str(value))
+    ]
+    return ["train", "--dataset", "folder", *options, "--mlp-head-layers", "1", *more]
+
+
+def steps(run: Path) -> int:
+    file = run / "metrics.jsonl"
+    return file.read_text().count("\n") if file.exists() else 0
+
+
+MOMENTS = {  # options of `eagc train`, and what is there at the moment
+    "a step": (["--epochs", "2", "--log-every", "1"], lambda run: steps(run) > 2),
+    "a step with data workers": (
+        ["--epochs", "3", "--log-every", "1", "--workers", "2"],
+        lambda run: steps(run) > 2,
+    ),
+    "the reference model": (
+        ["--epochs", "1", "--reference-epochs", "40"],
+        lambda run: any(run.parent.glob("references/*.lock")),
+    ),
+    "the trunk cache": (
+        ["--epochs", "1", "--trunk-cache", "CACHE", "--cache-views", "30"],
+        lambda run: (run.parent / "cache" / "tokens.bin").exists(),
+    ),
+}
+
+
+@pytest.mark.parametrize(
+    ("moment", "times"), trials([(moment, times) for moment in MOMENTS for times in (1, 3)], short=2)
+)
+def test_a_run_goes_on_with_the_command_of_the_line(nursery, data, same_bits, tmp_path, moment, times):
+    options, there = MOMENTS[moment]
+    run, whole = tmp_path / "one" / "run", tmp_path / "whole" / "run"
+
+    def line(run):
+        return words(
+            data, *(str(run.parent / "cache") if w == "CACHE" else w for w in options), "-o", str(run)
+        )
+
+    child = nursery.start("eagc", *line(run))
+    child.wait_until(lambda: there(run))
+    said = interrupt(child, times)
+    beginning, _, command = said.partition("; to go on: ")
+    assert beginning == "eagc train: interrupted"
+    begun = (run / "run.json").exists()
+    assert shlex.split(command) == ["eagc", *(["train", "--resume", str(run)] if begun else line(run))]
+    if moment.startswith("a step") and times == 1:
+        assert (run / "last.safetensors").exists()  # in the first epoch: Ctrl-C saved it
+    nursery.run("eagc", *shlex.split(command)[1:])
+    nursery.run("eagc", *line(whole))
+    same_bits(run, whole)
+    assert not list(run.parent.rglob("*.lock"))
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory):
+    """Weights for digits, of no quality."""
+    file = tmp_path_factory.mktemp("encoder") / "vit.safetensors"
+    torch.manual_seed(0)
+    size = SPECS["digits"].image_size
+    save_file(load_backbone("vit_digits", image_size=size, channels=1).state_dict(), file)
+    return str(file)
+
+
+COMMANDS = {  # the command, and the files that are there at the moment
+    "demo": ("demo -o {home}", "*.lock"),
+    "estimate-k": ("estimate-k --dataset digits --weights {encoder}", None),
+    "train, its encoder": ("train --dataset digits -o {home}/run", "*.lock"),
+    "table": (
+        "table ablation --dataset digits --weights {encoder} --seeds 1 --jobs 2 -o {home}",
+        "runs/*/metrics.jsonl",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", trials(list(COMMANDS), short=1))
+def test_commands_on_digits(nursery, encoder, tmp_path, name):
+    home = tmp_path / "home"
+    line, there = COMMANDS[name]
+    words = line.format(encoder=encoder, home=home).split()
+    child = nursery.start("eagc", *words)
+    if there is None:
+        time.sleep(3)
+        assert not child.ended()
+    else:
+        child.wait_until(lambda: any(home.glob(there)))
+    assert interrupt(child) == f"eagc {words[0]}: interrupted; to go on: {shlex.join(['eagc', *words])}"
+    assert not list(home.rglob("*.partial"))
+
+
+@pytest.mark.parametrize(("moment", "times"), trials([("step", 1), ("start", 1), ("step", 4)], short=1))
+def test_runs_in_several_processes_save_their_steps_and_end(
+    nursery, data, same_bits, tmp_path, moment, times
+):
+    configs = [
+        small_config(data, "simgcd", epochs=3, log_every=1, eagc=False, warm_start=False, seed=seed)
+        for seed in range(3)
+    ]
+    job = ("several_runs", [config.to_json() for config in configs], str(tmp_path))
+    child = nursery.start(*job)
+    runs = [tmp_path / f"run{i}" for i in range(3)]
+    begun = {"start": lambda run: run.exists(), "step": steps}[moment]
+    child.wait_until(lambda: any(map(begun, runs)))
+    assert interrupt(child, times) == "eagc table: interrupted; to go on: eagc table"
+    if (moment, times) == ("step", 1):
+        assert any((run / "last.safetensors").exists() for run in runs)  # in its first epoch: Ctrl-C saved it
+    assert not runs[2].exists()  # it was not begun
+    nursery.run(*job)
+    nursery.run("go_on", configs[0].to_json(), str(tmp_path / "whole"))
+    same_bits(runs[0], tmp_path / "whole")
+
+
+REAL = {  # commands that restart themselves, or are interrupted while Python still imports
+    "train": ["train", "--dataset", "digits"],
+    "bench": ["bench", "operator", "--quick"],
+    "overhead": ["table", "overhead", "-o", "tables"],
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "cpu"),
+    trials([(name, cpu) for name in REAL for cpu in (0.2, 0.5, 1.0, 2.0, 4.0, 6.0, 9.0)], short=1),
+)
+def test_a_real_process_after_some_cpu_time(tmp_path, name, cpu):
+    """From 0.2 s of CPU time on: before, Python itself is starting, and no code of ours runs."""
+    with open(tmp_path / "errors", "w") as errors:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "eagc_ops.cli", *REAL[name]],
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            cwd=tmp_path,
+            start_new_session=True,
+        )
+    while processes.cpu_seconds(process.pid) < cpu:
+        assert process.poll() is None, (tmp_path / "errors").read_text()
+        time.sleep(0.01)
+    os.killpg(process.pid, signal.SIGINT)
+    assert process.wait() == 130, (tmp_path / "errors").read_text()
+    wait_for_the_end(process.pid)
+    lines = processes.without_bars((tmp_path / "errors").read_text())
+    command = shlex.join(["eagc", *REAL[name]])
+    assert len(lines) == 1 and lines[0].endswith(f": interrupted; to go on: {command}"), lines

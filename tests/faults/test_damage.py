@@ -1,0 +1,125 @@
+"""Flipped and missing bytes in every file that a run reads: named, or without effect; never trained on."""
+
+import random
+import shutil
+from pathlib import Path
+
+import pytest
+import torch
+from faults import trials
+from safetensors.torch import load_file
+from small_runs import small_config
+
+from eagc_ops.console import is_for_the_user
+from eagc_ops.training.engine.checkpoint import save_checkpoint
+from eagc_ops.training.runs import evaluate, resume, train
+
+pytestmark = [
+    pytest.mark.fault("damaged files"),
+    pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below"),
+]
+
+FILES = {  # place of the file, and how a run comes to read it
+    "checkpoint": ("run/last.safetensors", "resume"),
+    "best checkpoint": ("run/best.safetensors", "evaluate"),
+    "run.json": ("run/run.json", "resume"),
+    "log": ("run/metrics.jsonl", "resume"),
+    "reference model": ("references/reference-*.safetensors", "resume"),
+    "subspace": ("references/subspace-*.safetensors", "resume"),
+    "cached tokens": ("cache/tokens.bin", "resume cached"),
+    "checksums of a cache": ("cache/checksums.bin", "resume cached"),
+    "record of a cache": ("cache/cache.json", "resume cached"),
+    "split": ("split.json", "resume"),
+    "weights of ours": ("ours.safetensors", "new with ours.safetensors"),
+    "weights, .pth": ("weights.pth", "new with weights.pth"),
+    "start of SPTNet": ("start.safetensors", "new from start.safetensors"),
+}
+HARMS = ("cut in half", "empty", *(f"bit {i}" for i in range(6)))
+
+
+@pytest.fixture(scope="module")
+def home(undisturbed, data, tmp_path_factory):
+    """A folder with two runs that lack their last epoch, and everything that runs read."""
+    home = tmp_path_factory.mktemp("home")
+    config, whole = undisturbed("small")
+    shutil.copytree(whole.parent, home, dirs_exist_ok=True)
+    shutil.copy(data["split_file"], home / "split.json")
+    shutil.copy(whole / "best.safetensors", home / "start.safetensors")
+    vit = load_file(data["weights"])
+    save_checkpoint(home / "ours.safetensors", vit, {"key": "weights"})
+    torch.save(vit, home / "weights.pth")
+    tokens = {"trunk_cache": str(home / "cache"), "cache_views": 2}
+    cached = small_config(data, "small", epochs=1, eagc=False, warm_start=False, **tokens)
+    train(cached, home / "cached")
+    for run in ("run", "cached"):
+        (home / run / "result.json").unlink()
+    return config, cached, home
+
+
+def harm(file, how: str, seed: int) -> None:
+    content = bytearray(file.read_bytes())
+    if how.startswith("bit"):
+        draw = random.Random(f"{file.name} {how} {seed}")
+        content[draw.randrange(len(content))] ^= 1 << draw.randrange(8)
+    else:
+        del content[0 if how == "empty" else len(content) // 2 :]
+    file.write_bytes(content)
+
+
+def use(way: str, config, cached, home, data):
+    """What a run says that reads the files of `home`."""
+    split = str(home / "split.json")
+    if way == "resume":
+        return resume(home / "run", split_file=split)
+    if way == "resume cached":
+        return resume(home / "cached", trunk_cache=str(home / "cache"))
+    if way == "evaluate":
+        return evaluate(home / "run", "best")._asdict()
+    name = way.split()[-1]
+    if way.startswith("new with"):
+        settings = {**data, "weights": str(home / name)}
+        return train(small_config(settings, "small", epochs=1, eagc=False, warm_start=False), home / "new")
+    start = {"init": str(home / name), "phase_batches": 2, "pad_width": 2, "precision": "no"}
+    return train(small_config(data, "small_sptnet", epochs=1, eagc=False, **start), home / "new")
+
+
+@pytest.fixture(scope="module")
+def unharmed(home, data, tmp_path_factory):
+    """What a run says with whole files, by the way it reads them."""
+    said = {}
+
+    def result(way: str):
+        if way not in said:
+            copy = tmp_path_factory.mktemp("unharmed") / "home"
+            shutil.copytree(home[2], copy)
+            said[way] = use(way, *home[:2], copy, data)
+        return said[way]
+
+    return result
+
+
+@pytest.mark.parametrize(
+    ("what", "how"), trials([(what, how) for how in HARMS for what in FILES], short=len(FILES) + 7)
+)
+def test_damage_is_named_or_has_no_effect(home, data, unharmed, tmp_path, what, how):
+    config, cached, original = home
+    place, way = FILES[what]
+    copy = tmp_path / "home"
+    shutil.copytree(original, copy)
+    (file,) = copy.glob(place)
+    harm(file, how, seed=0)
+    trained = [run.stat().st_mtime_ns for run in copy.glob("*/last.safetensors")]
+    error = None
+    try:
+        said = use(way, config, cached, copy, data)
+    except Exception as raised:
+        error = raised
+    if error is None:  # white space, padding, the remains of a line
+        assert how.startswith("bit") or what == "log", "a file that is cut short was read"
+        assert said == unharmed(way)
+        return
+    assert is_for_the_user(error), repr(error)
+    elsewhere = str(Path(data["root"]).parent)  # what a path in run.json has become
+    named = (file.name, str(file.parent), str(copy / "run"), elsewhere)
+    assert any(name in str(error) for name in named), error
+    assert [run.stat().st_mtime_ns for run in copy.glob("*/last.safetensors")] == trained

@@ -1,0 +1,101 @@
+"""SIGKILL at random moments and inside every write: the same command goes on, and ends with the same bits."""
+
+import hashlib
+import random
+import time
+
+import nursery as processes
+import pytest
+from faults import trials
+
+pytestmark = pytest.mark.fault("kills")
+
+METHODS = ("small", "small_legogcd", "small_sptnet", "small_selex")
+SEEDS = range(12)
+WRITES = 12  # of one run; a test below counts them
+
+
+def killed_at_random(nursery, seed: int, job: tuple, seconds: float) -> int:
+    """Do a job that takes `seconds`, killing it up to three times; returns the kills."""
+    draw, kills = random.Random(seed), 0
+    for _ in range(3):
+        child = nursery.start(*job)
+        until = time.monotonic() + draw.uniform(0, 0.8 * seconds)
+        while time.monotonic() < until and not child.ended():
+            time.sleep(0.005)
+        child.kill()
+        kills += child.wait() != 0
+    nursery.run(*job)
+    return kills
+
+
+@pytest.fixture(scope="module")
+def seconds(nursery, undisturbed, tmp_path_factory):
+    """The time that a job takes on this machine."""
+    known = {}
+
+    def measure(name: str, job: tuple) -> float:
+        if name not in known:
+            started = time.monotonic()
+            nursery.run(*job)
+            known[name] = time.monotonic() - started
+        return known[name]
+
+    return measure
+
+
+@pytest.mark.parametrize(
+    ("method", "seed"), trials([(method, seed) for method in METHODS for seed in SEEDS], short=4)
+)
+def test_a_run_killed_at_random_ends_with_the_same_bits(
+    nursery, undisturbed, seconds, same_bits, tmp_path, method, seed
+):
+    config, whole = undisturbed(method)
+    job = ("go_on", config.to_json(), str(tmp_path / "run"))
+    took = seconds(method, ("go_on", config.to_json(), str(tmp_path / "timed" / "run")))
+    assert killed_at_random(nursery, seed, job, took) > 0
+    same_bits(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize("seed", trials(SEEDS, short=1))
+def test_a_cache_killed_at_random_has_the_same_bytes(nursery, seconds, tmp_path, seed):
+    took = seconds("cache", ("build_cache", str(tmp_path / "whole")))
+    if not (tmp_path / "whole").exists():
+        nursery.run("build_cache", str(tmp_path / "whole"))
+    assert killed_at_random(nursery, seed, ("build_cache", str(tmp_path / "cache")), took) > 0
+    assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
+
+
+def digests(folder):
+    return {file.name: hashlib.sha256(file.read_bytes()).hexdigest() for file in folder.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("number", "point"),
+    trials([(number, point) for number in range(1, WRITES + 1) for point in processes.POINTS], short=7),
+)
+def test_a_kill_inside_a_write_leaves_a_run_that_goes_on(
+    nursery, undisturbed, same_bits, tmp_path, number, point
+):
+    config, whole = undisturbed("small")
+    job = ("go_on", config.to_json(), str(tmp_path / "run"))
+    assert nursery.start("die_in_write", point, number, *job).wait() == -9
+    nursery.run(*job)
+    same_bits(tmp_path / "run", whole)
+
+
+@pytest.mark.parametrize(
+    ("number", "point"),
+    trials([(number, point) for number in (1, 2, 3, 7, 14) for point in processes.POINTS], short=1),
+)
+def test_a_kill_inside_a_write_of_a_cache_leaves_a_cache_that_goes_on(nursery, tmp_path, number, point):
+    nursery.run("build_cache", str(tmp_path / "whole"))
+    assert nursery.start("die_in_write", point, number, "build_cache", str(tmp_path / "cache")).wait() == -9
+    nursery.run("build_cache", str(tmp_path / "cache"))
+    assert digests(tmp_path / "cache") == digests(tmp_path / "whole")
+
+
+def test_the_trials_above_reach_every_write_of_a_run(nursery, undisturbed, tmp_path):
+    config, _ = undisturbed("small")
+    nursery.run("die_in_write", "never", 0, "go_on", config.to_json(), str(tmp_path / "run"))
+    assert int((tmp_path / "writes").read_text()) == WRITES

@@ -139,7 +139,7 @@ def test_the_gate_judges_both_kernels_and_a_relative_of_the_gpu(monkeypatch):
             for case in cases:
                 compiled.append(case)
                 spills = 8 * ((case.tile, case.kernel) == (tiles[1], "labelled_energy"))
-                yield aot.judge(case, 64, spills, 0, (400 << 10) * (case.tile == tiles[2]), 0)
+                yield aot.judge(case, 64, spills, 0, (400 << 10) * (case.tile == tiles[2]), 0, [])
 
     monkeypatch.setattr(tune, "ProcessPoolExecutor", Pool)
     assert tune.pass_the_gate(tune.Shape(256, 768, "bf16"), "sm_103", tiles) == tiles[:1]

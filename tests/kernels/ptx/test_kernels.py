@@ -22,16 +22,10 @@ pytestmark = [
     pytest.mark.skipif(
         ptx.compiler() is None, reason="THE COMPILED KERNELS ARE NOT EXECUTED: no C++ compiler (install g++)"
     ),
-    pytest.mark.usefixtures("poisoned_memory", "fresh_counters"),
+    pytest.mark.usefixtures("poisoned_memory"),
 ]
 SCHEDULES = (0, 1, 2)
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
-
-
-@pytest.fixture
-def fresh_counters(monkeypatch):
-    """A mutant that never arrives leaves counters behind, which must not reach the next launch."""
-    monkeypatch.setattr(launch, "_counters", {}, raising=False)
 
 
 @dataclass(frozen=True)

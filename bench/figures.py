@@ -176,9 +176,10 @@ def conceptor_section(results: Path) -> str:
 
 def modelled_section(results: Path) -> str:
     content = load(results / "roofline.json")
+    compiled = content["modelled_with"]
     return _paragraphs(
-        f"**Modelled, not measured**, from code compiled on {content['date']} by Triton "
-        f"{content['versions']['triton']}; D = {content['modelled'][0]['D']}.",
+        f"**Modelled, not measured**, from code compiled on {compiled['date']} by Triton "
+        f"{compiled['versions']['triton']}; D = {content['modelled'][0]['D']}.",
         tables.modelled(content["modelled"]),
         "\n".join(f"- {line}" for line in content["assumptions"]),
     )

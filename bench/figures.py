@@ -176,9 +176,10 @@ def conceptor_section(results: Path) -> str:
 
 def modelled_section(results: Path) -> str:
     content = load(results / "roofline.json")
+    compiled = content["modelled_with"]
     return _paragraphs(
-        f"**Modelled, not measured**, from code compiled on {content['date']} by Triton "
-        f"{content['versions']['triton']}; D = {content['modelled'][0]['D']}.",
+        f"**Modelled, not measured**, from code compiled on {compiled['date']} by Triton "
+        f"{compiled['versions']['triton']}; D = {content['modelled'][0]['D']}.",
         tables.modelled(content["modelled"]),
         "\n".join(f"- {line}" for line in content["assumptions"]),
     )
@@ -187,8 +188,8 @@ def modelled_section(results: Path) -> str:
 def triangle_section(results: Path) -> str:
     content = load(results / "triangle.json")
     return _paragraphs(
-        f"Counted on {content['date']} in the machine code of Triton {content['versions']['triton']}, for the "
-        "column block that has the most steps; without -> with the triangle.",
+        f"Counted on {content['date']} in the code that Triton {content['versions']['triton']} compiles, for "
+        "the column block that has the most steps; without -> with the triangle.",
         tables.triangle(content["triangle"]),
     )
 

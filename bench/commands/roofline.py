@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import datetime
 import sys
 from pathlib import Path
 from typing import Any
@@ -25,12 +26,13 @@ def parse(argv: list[str]) -> argparse.Namespace:
 def run(arguments: argparse.Namespace, measured: list[dict[str, Any]] | None = None) -> int:
     """`measured` are rows of `throughput_rows`; without them some are measured here."""
     from eagc_ops.bench import pictures, roofline, tables, throughput
-    from eagc_ops.bench.results_file import HEADER, save
+    from eagc_ops.bench.results_file import save
 
-    origin = describe()  # of the measured points
+    today = {"date": datetime.date.today().isoformat(), **describe()}
+    origin = today  # of the measured points; the file's header is theirs
     if earlier := arguments.measured:
         roofs, measured = earlier["roofs"], earlier["measured"]
-        origin = earlier.get("measured_with") or {key: earlier[key] for key in HEADER[1:]}
+        origin = {key: earlier[key] for key in today}
     else:
         if measured is None:
             fp32 = [shape for shape in throughput.shapes(device(), quick=True) if shape.dtype == "fp32"]
@@ -42,11 +44,9 @@ def run(arguments: argparse.Namespace, measured: list[dict[str, Any]] | None = N
         print(f"no modelled points: {error}", file=sys.stderr)
         modelled = []
     if arguments.output:
-        points = {"roofs": roofs, "measured": measured, "modelled": modelled}
-        if earlier:
-            points["measured_with"] = origin
+        points = {"roofs": roofs, "measured": measured, "modelled": modelled, "modelled_with": today}
         content = {"settings": settings(arguments), **points, "assumptions": roofline.ASSUMPTIONS}
-        save(arguments.output, "roofline", content)
+        save(arguments.output, "roofline", {**origin, **content})
     machine = origin["machine"]
     title = machine["gpus"][0] if machine["gpus"] else f"{machine['cpu']}, one thread"
     pictures.draw_roofline(arguments.picture, roofs, measured, modelled, title)

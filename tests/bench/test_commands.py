@@ -270,22 +270,29 @@ def test_results_are_saved_whatever_happens_to_tables_and_pictures(name, tmp_pat
 
 
 def test_kept_points_are_not_measured_again(monkeypatch, tmp_path, capsys):
-    """The file says with what they were measured, also when they are kept twice."""
+    """The header is that of the measured points; what modelled the others stands beside them."""
     roofs = {"flop_per_s": 8e10, "bytes_per_s": 1e10}
-    save(tmp_path / "a.json", "roofline", {"roofs": roofs, "measured": ROWS})
-    first = load(tmp_path / "a.json")
+    before = {
+        "date": "2026-01-01",
+        "machine": {"cpu": "some CPU", "gpus": []},
+        "versions": {},
+        "commit": "abc",
+    }
+    save(tmp_path / "a.json", "roofline", {**before, "roofs": roofs, "measured": ROWS})
     for function in ((throughput, "throughput_rows"), (roofline, "measured_roofs")):
         monkeypatch.setattr(*function, stop)
     monkeypatch.setattr(roofline, "modelled_rows", lambda *_: [])
     monkeypatch.setattr(pictures, "draw_roofline", lambda *_: None)
-    for old, new in ("ab", "bc"):
-        files = ["--measured", str(tmp_path / f"{old}.json"), "-o", str(tmp_path / f"{new}.json")]
-        assert main(["roofline", *files]) == 0
-        kept = load(tmp_path / f"{new}.json")
-        assert (kept["roofs"], kept["measured"]) == (roofs, ROWS)
-        assert kept["measured_with"] == {key: first[key] for key in ("date", "machine", "versions", "commit")}
+    files = ["--measured", str(tmp_path / "a.json"), "-o", str(tmp_path / "b.json")]
+    assert main(["roofline", *files, "--picture", str(tmp_path / "b.svg")]) == 0
+    assert "some CPU, one thread: product 80.0 GFLOP/s" in capsys.readouterr().out
+    kept = load(tmp_path / "b.json")
+    assert {key: kept[key] for key in before} == before
+    assert (kept["roofs"], kept["measured"]) == (roofs, ROWS)
+    assert kept["modelled_with"]["date"] > "2026-01-01" and kept["modelled_with"]["versions"]["torch"]
     save(tmp_path / "d.json", "operator", {})
-    assert main(["roofline", "--measured", str(tmp_path / "d.json")]) == 2
+    with pytest.raises(SystemExit):
+        main(["roofline", "--measured", str(tmp_path / "d.json")])
     assert "must be results of `eagc bench roofline`" in capsys.readouterr().err
 
 

@@ -188,8 +188,8 @@ def modelled_section(results: Path) -> str:
 def triangle_section(results: Path) -> str:
     content = load(results / "triangle.json")
     return _paragraphs(
-        f"Counted on {content['date']} in the machine code of Triton {content['versions']['triton']}, for the "
-        "column block that has the most steps; without -> with the triangle.",
+        f"Counted on {content['date']} in the code that Triton {content['versions']['triton']} compiles, for "
+        "the column block that has the most steps; without -> with the triangle.",
         tables.triangle(content["triangle"]),
     )
 

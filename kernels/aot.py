@@ -2,8 +2,8 @@
 
 Nothing here measures speed: registers, spills and shared memory are read from the compiled code, and blocks
 per SM follow from them. A kernel fails the gate on spill stores or loads (as ptxas counts them), on fp64
-instructions, on more shared memory than a block may have, or on more products in a step of its inner loop than
-the formulas need.
+instructions, on more shared memory than a block may have, or on more products in a step of its inner loop
+than the formulas need.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import torch
 import triton
 from torch import Tensor
 
-from .assembly import Loop, instructions, product_loops
+from .assembly import Code, Loop, read
 from .launch import Launch, coordinate_launches, labelled_energy_launches, operand_dtype
 from .ptx import unknown_instructions
 from .records import Coordination, Inputs, Precision, Tau
@@ -102,10 +102,10 @@ class Resources:
     shared: int
     fp64: int
     blocks_per_sm: int
+    instructions: int  # of the whole kernel, each counted once
     loops: tuple[Loop, ...]  # over the inner dimension, in the order of `steps`
     problems: tuple[str, ...]
     beyond_machine: tuple[str, ...]  # opcodes that the PTX machine does not execute; AMD code: its language
-    instructions: int = 0  # of the whole kernel, in machine code
 
 
 class Step(NamedTuple):
@@ -186,7 +186,7 @@ def compile_case(case: Case) -> Resources:
         compiled = compiled_kernel(case)
         shared = compiled.metadata.shared
         assembly = compiled.asm["amdgcn" if case.arch.startswith("gfx") else "ptx"]
-        loops = product_loops(compiled.asm, compiled.metadata.num_warps)
+        code = read(compiled.asm, compiled.metadata.num_warps)
     if case.arch.startswith("gfx"):
         registers = _number(r"\.vgpr_count:\s+(\d+)", assembly)
         spills = _number(r"\.vgpr_spill_count:\s+(\d+)", assembly) * 4 * LIMITS[case.arch].lanes
@@ -200,8 +200,7 @@ def compile_case(case: Case) -> Resources:
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
         beyond = unknown_instructions(assembly)
-    judged = judge(case, registers, stores, loads, shared, fp64, loops, beyond)
-    return replace(judged, instructions=instructions(compiled.asm))
+    return judge(case, registers, stores, loads, shared, fp64, code, beyond)
 
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
@@ -222,7 +221,7 @@ def judge(
     loads: int,
     shared: int,
     fp64: int,
-    loops: Sequence[Loop],
+    code: Code,
     beyond_machine: Sequence[str] = (),
 ) -> Resources:
     """The gate: the problems of a compiled kernel, and how many of its blocks an SM holds."""
@@ -235,9 +234,9 @@ def judge(
     if shared > limits.shared_per_block:
         problems.append(f"shared memory {shared} bytes > {limits.shared_per_block}")
     expected = steps(case)
-    if len(loops) != len(expected):
-        problems.append(f"{len(loops)} loops of products instead of {len(expected)}")
-    for loop, step in zip(loops, expected):
+    if len(code.loops) != len(expected):
+        problems.append(f"{len(code.loops)} loops of products instead of {len(expected)}")
+    for loop, step in zip(code.loops, expected):
         found = loop.multiply_adds / unrolled(loop, step) / step.multiply_adds
         if found != 1:
             problems.append(f"{found:g} times the products of a step")
@@ -246,8 +245,18 @@ def judge(
     by_registers = SCHEDULERS * (limits.registers // SCHEDULERS // per_warp) // warps
     by_shared = limits.shared // (shared + limits.reserved) if shared else limits.blocks
     blocks = min(by_registers, by_shared, limits.warps // warps, limits.blocks)
-    found = (tuple(loops), tuple(problems), tuple(beyond_machine))
-    return Resources(registers, stores, loads, shared, fp64, blocks, *found)
+    return Resources(
+        registers,
+        stores,
+        loads,
+        shared,
+        fp64,
+        blocks,
+        code.instructions,
+        tuple(code.loops),
+        tuple(problems),
+        tuple(beyond_machine),
+    )
 
 
 def source(case: Case) -> tuple[triton.compiler.ASTSource, dict[str, Any]]:

@@ -28,11 +28,18 @@ class Loop(NamedTuple):
     shared: int = 0  # bytes that the block moves into and out of shared memory
 
 
-def product_loops(assembly: dict[str, object], warps: int) -> list[Loop]:
-    """The loops with matrix products, in the order of the code; `assembly` is that of a compiled kernel."""
+class Code(NamedTuple):
+    """A compiled kernel."""
+
+    instructions: int  # in machine code, each counted once
+    loops: list[Loop]  # those with matrix products, in the order of the code
+
+
+def read(assembly: dict[str, object], warps: int) -> Code:
+    """Count in the `asm` of a compiled kernel with so many warps."""
     if "amdgcn" in assembly:
-        lines = str(assembly["amdgcn"]).splitlines()
-        return [
+        length, amd = _loops(str(assembly["amdgcn"]).splitlines(), *_AMD, _amd_multiply_adds)
+        loops = [
             Loop(
                 len(body),
                 warps * _amd_multiply_adds(body),
@@ -40,8 +47,9 @@ def product_loops(assembly: dict[str, object], warps: int) -> list[Loop]:
                 _kinds(body, "_"),
                 warps * _amd_shared(body),
             )
-            for body in _loops(lines, *_AMD, _amd_multiply_adds)
+            for body in amd
         ]
+        return Code(length, loops)
     # The products are counted in PTX, where every matrix instruction names its shape, and the instructions in
     # SASS. Both have the loops in the same order.
     ptx = str(assembly["ptx"]).splitlines()
@@ -50,25 +58,16 @@ def product_loops(assembly: dict[str, object], warps: int) -> list[Loop]:
     def multiply_adds(body: list[str]) -> int:
         return _ptx_multiply_adds(body, constants, warps)
 
-    found = [multiply_adds(body) for body in _loops(ptx, *_PTX, multiply_adds)]
+    found = [multiply_adds(body) for body in _loops(ptx, *_PTX, multiply_adds)[1]]
     sass = _disassembled(bytes(assembly["cubin"])).splitlines()  # type: ignore[call-overload]
-    bodies = _loops(sass, *_SASS, _sass_products)
+    length, bodies = _loops(sass, *_SASS, _sass_products)
     if len(found) != len(bodies):
         raise RuntimeError(f"{len(found)} loops of products in PTX, {len(bodies)} in SASS")
-    return [
+    loops = [
         Loop(len(body), n, None, _kinds(body, "."), warps * _sass_shared(body))
         for n, body in zip(found, bodies)
     ]
-
-
-def instructions(assembly: dict[str, object]) -> int:
-    """Machine instructions of the whole kernel."""
-    if "amdgcn" in assembly:
-        text, instruction = str(assembly["amdgcn"]), r"^\s+(?:[vs]|ds|buffer|global)_\w+"
-    else:
-        cubin = bytes(assembly["cubin"])  # type: ignore[call-overload]
-        text, instruction = _disassembled(cubin), r"^\s+/\*[0-9a-f]{4,}\*/"
-    return len(re.findall(instruction, text, re.MULTILINE))
+    return Code(length, loops)
 
 
 # A loop is one of scalar products if they are more than a third of its instructions: 50-90 % in the kernels'
@@ -76,7 +75,11 @@ def instructions(assembly: dict[str, object]) -> int:
 _SHARE_OF_PRODUCTS = 1 / 3
 
 # LLVM says in a comment which labels belong to a loop; other branches back come from blocks that were moved.
-_PTX = (re.compile(r"(\$L__BB\w+):.*\bLoop\b"), re.compile(r"\bbra(?:\.uni)?\s+(\$L__BB\w+);"), re.compile(r"[a-z]"))
+_PTX = (
+    re.compile(r"(\$L__BB\w+):.*\bLoop\b"),
+    re.compile(r"\bbra(?:\.uni)?\s+(\$L__BB\w+);"),
+    re.compile(r"[a-z]"),
+)
 _SASS = (
     re.compile(r"(\.L_x_\d+):"),
     re.compile(r"\bBRA(?:\.\S+)?\s.*`\((\.L_x_\d+)\)"),
@@ -91,8 +94,8 @@ def _loops(
     branch: re.Pattern[str],
     instruction: re.Pattern[str],
     products: Callable[[list[str]], int],
-) -> list[list[str]]:
-    """The instructions of every loop with products, the shortest of those that overlap."""
+) -> tuple[int, list[list[str]]]:
+    """The number of all instructions; those of every loop with products, the shortest of overlapping ones."""
     code: list[str] = []
     labels: dict[str, int] = {}
     ends: dict[int, int] = {}  # of the loop that begins there: the last branch back
@@ -107,7 +110,7 @@ def _loops(
     for start, end in sorted(ends.items(), key=lambda loop: loop[1] - loop[0]):
         if not any(start < b and a < end for a, b in kept) and products(code[start:end]):
             kept.append((start, end))
-    return [code[start:end] for start, end in sorted(kept)]
+    return len(code), [code[start:end] for start, end in sorted(kept)]
 
 
 def _ptx_multiply_adds(body: list[str], constants: dict[str, int], warps: int) -> int:

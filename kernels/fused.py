@@ -104,10 +104,10 @@ def _products(
     """g S in one column block, and a product for which z . product is this block's share of z S z^T.
 
     That is z S or, with TRIANGLE, half of it: S is symmetric, so its block in row i and column j contributes
-    as much as that in row j and column i, and one of the two is enough, doubled. Column block j takes the
-    blocks above its diagonal block up to half way round (the last one is above the first), so that the work of
-    all programs is the same: of n blocks (n - 1) / 2 above the diagonal and, if n is even, one more for every
-    second of them.
+    as much as that in row j and column i, and one of the two is enough, doubled. Column block j takes its
+    diagonal block and the blocks above it up to half way round (the last one is above the first), so that all
+    programs have the same work: of n blocks (n - 1) / 2 above the diagonal and, if n is even, one more in the
+    second half of the column blocks.
     """
     a_gs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     a_zs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)

@@ -220,7 +220,8 @@ class _Plan:
             **compile_options(self.tile.warps, self.tile.stages),
         }
         if arch.startswith("gfx") and self.tile.block_m < 64:
-            # Matrix instructions of 16 x 16: a block of 32 x 64 has two of 32 x 32, which four waves would repeat.
+            # Matrix instructions of 16 x 16: a block of 32 x 64 has two of 32 x 32, and four waves would all
+            # do both.
             self.options["matrix_instr_nonkdim"] = 16
 
     def launches(self, kernel: Any, arguments: dict[str, Any]) -> Iterator[Launch]:

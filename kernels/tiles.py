@@ -75,9 +75,9 @@ class Entry:
         )
 
 
-# Architectures of a family get the same tiles. Shared memory per SM: 164-228 KB (wide, async), 100 KB (narrow),
-# 64 KB of LDS (cdna). The tensor cores of "async" work beside the warps and keep their sums. These are compiled
-# by the gate; `family` places the others.
+# Architectures of a family get the same tiles. Shared memory per SM: 164-228 KB (wide, async), 100 KB
+# (narrow), 64 KB of LDS (cdna). The tensor cores of "async" work beside the warps and keep their sums. These
+# are compiled by the gate; `family` places the others.
 FAMILY = {
     "sm_80": "wide",
     "sm_90": "async",
@@ -110,16 +110,16 @@ ANY = 1 << 31
 SCAN_LIMIT = 512  # up to here every program finds its rows itself; for more, a kernel lists them first
 # Few rows: small blocks, because the number of programs, not their efficiency, limits the speed (256 rows of
 # which half are unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads
-# all of S once. Blocks of 64 x 64 with 8 warps would do every tensor product twice (a warp's instruction has 16
-# rows, and the compiler puts 8 warps above each other); those of 64 x 128 do each once. tf32x3 spills with them
-# on all but sm_80.
+# all of S once. Blocks of 64 x 64 with 8 warps would do every tensor product twice (a warp's instruction has
+# 16 rows, and the compiler puts 8 warps above each other); those of 64 x 128 do each once. tf32x3 spills with
+# them on all but sm_80.
 #
-# The triangle saves a fifth of the products and costs a second loop, whose pipeline has to fill again. Counted in
-# machine code it pays where products are most of a step: with fp32 and tf32x3 everywhere (16 x 64 on sm_80 at
-# D = 768: 13,426 instead of 16,152 instructions of a warp), with the others in blocks of 64 x 128 (832 instead
-# of 1,024 tensor instructions at D = 1,024), but not in smaller ones (1,186 instead of 1,056 instructions, and
-# those limit the speed there). On "async" the doubling of the sums would have to wait for the tensor cores in
-# every step.
+# The triangle saves a fifth of the products and costs a second loop, whose pipeline has to fill again.
+# Counted in machine code (`eagc bench aot --triangle`) it pays where products are most of a step: with fp32 and
+# tf32x3 everywhere (16 x 64 on sm_80 at D = 768: 13,426 instead of 16,152 instructions of a warp), with the
+# others in blocks of 64 x 128 (832 instead of 1,024 tensor instructions at D = 1,024), but not in smaller
+# ones (1,186 instead of 1,056 instructions, and those limit the speed there). On "async" the doubling of the
+# sums would have to wait for the tensor cores in every step.
 TABLE = (
     Entry("wide", 512, 384, 16, 32, 4, 4),
     Entry("wide", 512, 768, 16, 64, 4, 4),
@@ -142,8 +142,8 @@ TABLE = (
 
 
 # Some calls need more registers and get a small tile: those with a D that the table's tiles do not divide
-# (bounds checks), with z_ref in a different dtype than z (both widths in flight), and with half inputs widened
-# to fp32 products. On AMD four waves have matrix instructions of 16 columns each.
+# (bounds checks), with z_ref in a different dtype than z (both widths in flight), and with half inputs
+# widened to fp32 products. On AMD each of the four waves has a matrix instruction of 16 columns.
 SMALL = Entry("any", ANY, ANY, 16, 32, 4, 3, ALL)
 SMALL_CDNA = Entry("cdna", ANY, ANY, 16, 64, 4, 2, ALL)
 

@@ -1,4 +1,4 @@
-"""Compile the launch table for GPUs that are absent: registers, spills, shared memory, instructions of a step.
+"""Compile the launch table for GPUs that are absent: registers, spills, shared memory, instructions.
 
 The exit code is 1 if a case fails.
 """

@@ -12,8 +12,10 @@ from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
 from eagc_ops.kernels import Inputs, aot, fused, launch
-from eagc_ops.kernels.assembly import Loop
+from eagc_ops.kernels.assembly import Code, Loop
 from eagc_ops.kernels.tiles import ANY, FAMILY, SCAN_LIMIT, TABLE, Tile, family, pick
+
+NONE = Code(999, [])  # no loop of products
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +34,7 @@ def test_the_gate_says_what_the_ptx_machine_can_execute(compiled):
     assert {case.arch for case, found in compiled if not found.beyond_machine} >= {"sm_80", "sm_86", "sm_120"}
     assert aot.executable(compiled) == "5 of 6 can be executed by the PTX machine; not: 1 AMD code"
     large = aot.Case("coordinate", "sm_90", "bf16", "auto", 4096, 768, Tile(64, 64, 64, 8, 3))
-    found = [(large, aot.judge(large, 64, 0, 0, 1024, 0, [], ["fence.proxy.async", "wgmma.fence"]))]
+    found = [(large, aot.judge(large, 64, 0, 0, 1024, 0, NONE, ["fence.proxy.async", "wgmma.fence"]))]
     assert aot.executable(found) == "0 of 1 can be executed by the PTX machine; not: 1 wgmma"
 
 
@@ -198,23 +200,30 @@ def test_the_gate_compiles_what_the_other_options_and_precisions_launch(arch, ga
         ({"loads": 4}, "4 loaded"),
         ({"fp64": 2}, "2 fp64 instructions"),
         ({"shared": 200 << 10}, "shared memory 204800 bytes"),
-        ({"loops": [Loop(100, 4 * 16 * 64 * 32, None, {})]}, "2 times the products"),
-        ({"loops": []}, "0 loops of products instead of 1"),
+        ({"code": Code(999, [Loop(100, 4 * 16 * 64 * 32, None, {})])}, "2 times the products"),
+        ({"code": NONE}, "0 loops of products instead of 1"),
     ],
 )
 def test_the_gate_refuses(found, words):
     case = aot.Case("coordinate", "sm_80", "fp32", "auto", 256, 768, Tile(16, 64, 32, 4, 4))
     once = Loop(100, 2 * 16 * 64 * 32, None, {})
-    clean = {"registers": 64, "stores": 0, "loads": 0, "shared": 36 << 10, "fp64": 0, "loops": [once]}
+    clean = {
+        "registers": 64,
+        "stores": 0,
+        "loads": 0,
+        "shared": 36 << 10,
+        "fp64": 0,
+        "code": Code(999, [once]),
+    }
     assert aot.judge(case, **clean).problems == ()
     assert words in "; ".join(aot.judge(case, **{**clean, **found}).problems)
 
 
 def test_blocks_per_sm_follow_from_the_scarcest_resource():
     case = aot.Case("coordinate", "sm_80", "fp32", "auto", 256, 768, Tile(16, 64, 32, 4, 4))
-    assert aot.judge(case, 80, 0, 0, 1024, 0, []).blocks_per_sm == 65536 // (80 * 128)
-    assert aot.judge(case, 32, 0, 0, 80 << 10, 0, []).blocks_per_sm == 164 // 81
-    assert aot.judge(case, 16, 0, 0, 1024, 0, []).blocks_per_sm == 64 // 4
+    assert aot.judge(case, 80, 0, 0, 1024, 0, NONE).blocks_per_sm == 65536 // (80 * 128)
+    assert aot.judge(case, 32, 0, 0, 80 << 10, 0, NONE).blocks_per_sm == 164 // 81
+    assert aot.judge(case, 16, 0, 0, 1024, 0, NONE).blocks_per_sm == 64 // 4
 
 
 def test_blocks_per_cu_follow_from_the_scarcest_resource():
@@ -223,15 +232,15 @@ def test_blocks_per_cu_follow_from_the_scarcest_resource():
     """
     case = aot.Case("coordinate", "gfx942", "fp32", "auto", 256, 768, Tile(16, 64, 32, 4, 2))
     assert (
-        aot.judge(case, 100, 0, 0, 1024, 0, []).blocks_per_sm == 4
+        aot.judge(case, 100, 0, 0, 1024, 0, NONE).blocks_per_sm == 4
     )  # 100 become 104, and 4 x 104 = 416, 5 x 104 = 520
     assert (
-        aot.judge(case, 32, 0, 0, 16 << 10, 0, []).blocks_per_sm == 4
+        aot.judge(case, 32, 0, 0, 16 << 10, 0, NONE).blocks_per_sm == 4
     )  # 4 x 16 KB fit exactly: nothing is reserved
-    assert aot.judge(case, 32, 0, 0, 1024, 0, []).blocks_per_sm == 8
+    assert aot.judge(case, 32, 0, 0, 1024, 0, NONE).blocks_per_sm == 8
     one_wave = aot.Case("coordinate", "gfx942", "fp32", "auto", 256, 768, Tile(16, 64, 32, 1, 2))
     assert (
-        aot.judge(one_wave, 104, 0, 0, 1024, 0, []).blocks_per_sm == 16
+        aot.judge(one_wave, 104, 0, 0, 1024, 0, NONE).blocks_per_sm == 16
     )  # 4 on each SIMD: the 96 VGPRs left on each make no wave together
 
 

@@ -389,6 +389,22 @@ def conceptor_quality(rows: Rows) -> Table:
 # Comparison -------------------------------------------------------------------------------------------------
 
 
+def estimate(rows: Rows) -> Table:
+    return Table.of(
+        [
+            {
+                "features": f"{r['data']}, {r['N']:,} x {r['D']}",
+                "known / all classes": f"{r['known']} / {r['classes']}",
+                "search": r["way"],
+                "K by seed": ", ".join(map(str, r["found"])),
+                "CPU s": f"{r['seconds'].median:.3g} ({r['seconds'].low:.3g}-{r['seconds'].high:.3g})",
+            }
+            for r in rows
+        ],
+        headings=3,
+    )
+
+
 def changes(compared: list[Change]) -> Table:
     """Regressions come last, next to the summary."""
 

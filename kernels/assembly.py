@@ -174,8 +174,9 @@ def _sass_shared(body: list[str]) -> int:
             bits = [int(m[1]) for part in parts if (m := re.fullmatch(r"[US]?(8|16|64|128)", part))]
             total += 32 * (bits[-1] if bits else 32) // 8
         elif kind == "HGMMA":  # of four warps; K is 32 bytes; A is in registers or, like B, in shared memory
-            m, n, _ = map(int, parts[0].split("x"))
-            total += 32 * (n if re.search(r"HGMMA\S+ R\d+, R\d+, gdesc", line) else m + n) // 4
+            rows, columns, _ = map(int, parts[0].split("x"))
+            in_registers = re.search(r"HGMMA\S+ R\d+, R\d+, gdesc", line)
+            total += 32 * (columns if in_registers else rows + columns) // 4
     return total
 
 

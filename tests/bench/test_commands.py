@@ -5,7 +5,17 @@ from types import SimpleNamespace
 import pytest
 import triton
 
-from eagc_ops.bench import commands, conceptor, operator, overhead, pictures, roofline, tables, throughput
+from eagc_ops.bench import (
+    commands,
+    conceptor,
+    estimate,
+    operator,
+    overhead,
+    pictures,
+    roofline,
+    tables,
+    throughput,
+)
 from eagc_ops.bench.commands import main
 from eagc_ops.bench.commands.options import device
 from eagc_ops.bench.commands.overhead import BACKBONES
@@ -250,6 +260,7 @@ COMMANDS = {  # stand-ins for the measuring, and the function that comes after i
         {(conceptor, "conceptor_tables"): {"settings": {}, "times": ROWS, "quality": ROWS}},
         (tables, "conceptor_times"),
     ),
+    "estimate": ({(estimate, "estimate_rows"): ROWS}, (tables, "estimate")),
     "aot": ({(aot, "cases"): [], (aot, "compile_all"): []}, (tables, "aot")),
 }
 
@@ -325,10 +336,10 @@ def test_all_is_every_command_with_its_file(tmp_path, monkeypatch):
             save(arguments.output, "throughput", {"throughput": ROWS})
         assert (measured == ROWS) == (arguments.command == "roofline")
 
-    for name in ("operator", "throughput", "overhead", "conceptor", "roofline"):
+    for name in ("operator", "throughput", "overhead", "conceptor", "estimate", "roofline"):
         monkeypatch.setattr(f"eagc_ops.bench.commands.{name}.run", keep)
     assert main(["all", "--quick", "-o", str(tmp_path / "r")]) == 0
-    assert list(seen) == ["operator", "throughput", "overhead", "conceptor", "roofline"]
+    assert list(seen) == ["operator", "throughput", "overhead", "conceptor", "estimate", "roofline"]
     assert all(own.quick and own.output == tmp_path / "r" / f"{name}.json" for name, own in seen.items())
     assert {name: own.picture for name, own in seen.items() if hasattr(own, "picture")} == {
         name: tmp_path / "r" / f"{name}.svg" for name in ("overhead", "roofline")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eagc_ops.console import Parser, command, path
+from eagc_ops.places import writable_file
 from eagc_ops.training.config import SPECS
 from eagc_ops.training.config.places import check_root, check_split_file
 
@@ -41,13 +42,14 @@ def main(argv: list[str]) -> int:
     if arguments.split_file is not None:  # without one, the images are checked all the same
         check_split_file(arguments.dataset, arguments.split_file, "--split-file")
 
+    file = arguments.skip_unreadable
+    if file is not None:
+        writable_file("--skip-unreadable", file)
+
     # torchvision takes seconds to import.
     from eagc_ops.training.data import verify
     from eagc_ops.training.data.image_files import read_list, write_list
 
-    file = arguments.skip_unreadable
-    if file is not None and not file.parent.is_dir():
-        check.error(f"--skip-unreadable {file}: {file.parent} is not a folder")
     if file is not None and file.exists():
         read_list(file)  # anything but an older list is not replaced
     verification = verify(
@@ -55,6 +57,7 @@ def main(argv: list[str]) -> int:
     )
     print(verification)
     if file is not None and verification.home is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
         write_list(file, verification.home, dict(verification.unreadable))
         print(
             f"{len(verification.unreadable):,} unreadable training images are listed in {file}; "

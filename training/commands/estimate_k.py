@@ -61,7 +61,7 @@ def main(argv: list[str]) -> int:
     config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
     check_run(config)
     known = SPECS[config.dataset].known
-    if search["largest"] <= known:
+    if search["largest"] is not None and search["largest"] <= known:
         parser.error(
             f"--largest must be > {known}, the number of known classes of {config.dataset}, "
             f"got {search['largest']}"

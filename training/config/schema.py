@@ -66,7 +66,7 @@ class Config(Settings):
     split_file: Annotated[Place | None, MACHINE] = Field(
         None, description="file with the class split; SSB data sets and image folders need one"
     )
-    skip_unreadable: Annotated[str | None, MACHINE] = Field(
+    skip_unreadable: Annotated[Place | None, MACHINE] = Field(
         None,
         description="list of image files to train without; `eagc data verify --skip-unreadable` writes it, "
         "and resuming needs the same one",

@@ -59,7 +59,7 @@ def inspect(paths: Sequence[str], deep: bool = False, progress: bool = False) ->
     """Open every file and read its header; `deep` decodes all pixels.
 
     Without `deep`, a file is decoded only if it does not end as its format does: this finds files that were
-    cut off. A damaged byte in the middle takes `deep`, and not every decoder notices it.
+    cut off. Damage in the middle takes `deep`, and not every format notices it.
     """
     unreadable, modes = {}, Counter()
     with (
@@ -82,6 +82,9 @@ def _inspect_one(path: str, deep: bool) -> tuple[str, str | None]:
             whole = end is not None and _ends_with(path, end)
         if deep or not whole or mode in ("I", "F"):
             read_image(path)
+        if deep:
+            with _opened(path) as image:
+                image.verify()  # the checksums of a PNG, which decoding does not compare
         return mode, None
     except ImageError as error:
         return "", _reason(error.__cause__)

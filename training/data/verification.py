@@ -119,8 +119,10 @@ class _Check:
         self.lines += [f"WRONG: {shown(path)}: {reason}" for path, reason in found.unreadable.items()]
         count = len(found.unreadable)
         how = "all pixels decoded" if self.deep else "headers and ends read; --deep decodes all pixels"
-        line = f"{count:,} of {len(images):,} files cannot be read ({how})"
-        self.lines.append(f"WRONG: {line}" if count else f"ok: {line}")
+        if count:
+            self.lines.append(f"WRONG: {count:,} of {len(images):,} files cannot be read ({how})")
+        else:
+            self.lines.append(f"ok: {len(images):,} files can be read ({how})")
         if others := {mode: n for mode, n in sorted(found.modes.items()) if mode != "RGB"}:
             listed = ", ".join(f"{n:,} in mode {mode}" for mode, n in others.items())
             self.lines.append(f"note: images to be converted to RGB: {listed}")

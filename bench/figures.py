@@ -174,6 +174,17 @@ def conceptor_section(results: Path) -> str:
     )
 
 
+def modelled_section(results: Path) -> str:
+    content = load(results / "roofline.json")
+    compiled = content["modelled_with"]
+    return _paragraphs(
+        f"**Modelled, not measured**, from code compiled on {compiled['date']} by Triton "
+        f"{compiled['versions']['triton']}; D = {content['modelled'][0]['D']}.",
+        tables.modelled(content["modelled"]),
+        "\n".join(f"- {line}" for line in content["assumptions"]),
+    )
+
+
 def triangle_section(results: Path) -> str:
     content = load(results / "triangle.json")
     return _paragraphs(
@@ -183,13 +194,24 @@ def triangle_section(results: Path) -> str:
     )
 
 
+def estimate_section(results: Path) -> str:
+    content = load(results / "estimate.json")
+    return _paragraphs(
+        f"Measured on {content['date']} on {_machine(content)}: one thread, CPU time of a search, median and "
+        "quartiles over the seeds.",
+        tables.estimate(content["estimate"]),
+    )
+
+
 SECTIONS = {
     "headline": headline_section,
     "operator": operator_section,
     "throughput": throughput_section,
     "overhead": overhead_section,
     "conceptor": conceptor_section,
+    "modelled": modelled_section,
     "triangle": triangle_section,
+    "estimate": estimate_section,
 }
 
 

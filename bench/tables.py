@@ -107,13 +107,27 @@ def throughput(rows: Rows) -> Table:
 
 
 def modelled(rows: Rows) -> Table:
-    names = ("dtype", "rows", "bound_by", "registers", "blocks_per_sm")
+    """The fused kernel beside the two forms of library calls, all by the same model."""
+
+    def microseconds(seconds: float) -> str:
+        return f"{seconds * 1e6:.0f}"
+
+    def best(r: dict[str, Any]) -> float:
+        return min(r["gather_seconds"], r["dense_seconds"])
+
     return Table.of(
         [
             {
                 "modelled, not measured": r["device"],
-                **{name: r[name] for name in names},
-                "us": f"{r['seconds'] * 1e6:.0f}",
+                "dtype": r["dtype"],
+                "rows": r["rows"],
+                "tile MxNxK": _tile(r),
+                "blocks per SM": f"{r['blocks_of_busiest_sm']} in {r['rounds']}",
+                "bound by": r["bound_by"],
+                "fused, us": microseconds(r["seconds"]),
+                "gather + BLAS, us": microseconds(r["gather_seconds"]),
+                "dense BLAS, us": microseconds(r["dense_seconds"]),
+                "best library form / fused": f"{best(r) / r['seconds']:.2f}",
             }
             for r in rows
         ]
@@ -373,6 +387,22 @@ def conceptor_quality(rows: Rows) -> Table:
 
 
 # Comparison -------------------------------------------------------------------------------------------------
+
+
+def estimate(rows: Rows) -> Table:
+    return Table.of(
+        [
+            {
+                "features": f"{r['data']}, {r['N']:,} x {r['D']}",
+                "known / all classes": f"{r['known']} / {r['classes']}",
+                "search": r["way"],
+                "K by seed": ", ".join(map(str, r["found"])),
+                "CPU s": f"{r['seconds'].median:.3g} ({r['seconds'].low:.3g}-{r['seconds'].high:.3g})",
+            }
+            for r in rows
+        ],
+        headings=3,
+    )
 
 
 def changes(compared: list[Change]) -> Table:

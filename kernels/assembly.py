@@ -23,6 +23,7 @@ class Loop(NamedTuple):
     multiply_adds: int  # of the whole block
     loaded: int | None  # bytes that the block loads from memory; None: not counted (NVIDIA)
     kinds: dict[str, int]  # machine instructions of one warp by the first part of their name
+    shared: int = 0  # bytes that the block moves into and out of shared memory
 
 
 class Code(NamedTuple):
@@ -37,7 +38,13 @@ def read(assembly: dict[str, object], warps: int) -> Code:
     if "amdgcn" in assembly:
         length, amd = _loops(_llvm_lines(assembly["amdgcn"]), *_AMD, _amd_multiply_adds)
         loops = [
-            Loop(len(body), warps * _amd_multiply_adds(body), warps * _amd_loaded(body), _kinds(body, "_"))
+            Loop(
+                len(body),
+                warps * _amd_multiply_adds(body),
+                warps * _amd_loaded(body),
+                _kinds(body, "_"),
+                warps * _amd_shared(body),
+            )
             for body in amd
         ]
         return Code(length, loops)
@@ -54,7 +61,11 @@ def read(assembly: dict[str, object], warps: int) -> Code:
     length, bodies = _loops(sass, *_SASS, _sass_products)
     if len(found) != len(bodies):
         return Code(length, [])  # ptxas unrolled a loop fully: there is no step to count
-    return Code(length, [Loop(len(body), n, None, _kinds(body, ".")) for n, body in zip(found, bodies)])
+    loops = [
+        Loop(len(body), n, None, _kinds(body, "."), warps * _sass_shared(body))
+        for n, body in zip(found, bodies)
+    ]
+    return Code(length, loops)
 
 
 # A loop is one of scalar products if they are more than a third of its instructions: 50-90 % in the kernels'
@@ -157,6 +168,29 @@ def _amd_loaded(body: list[str]) -> int:
             width = 4 if match[1] == "dword" else 2 if match[1].endswith("short") else 1
             total += 64 * width * int(match[2] or 1)
     return total
+
+
+def _sass_shared(body: list[str]) -> int:
+    """Bytes into and out of shared memory, of one warp; lanes that read the same address count each."""
+    total = 0
+    for line in body:
+        kind, *parts = _name(line).split(".")
+        if kind == "LDSM":  # so many 8 x 8 matrices of 16 bits
+            total += 128 * int(parts[-1]) if parts[-1].isdigit() else 128
+        elif kind in ("LDS", "STS", "LDGSTS"):
+            bits = [int(m[1]) for part in parts if (m := re.fullmatch(r"[US]?(8|16|64|128)", part))]
+            total += 32 * (bits[-1] if bits else 32) // 8
+        elif kind == "HGMMA":  # of four warps; K is 32 bytes; A is in registers or, like B, in shared memory
+            rows, columns, _ = map(int, parts[0].split("x"))
+            in_registers = re.search(r"HGMMA\S+ R\d+, R\d+, gdesc", line)
+            total += 32 * (columns if in_registers else rows + columns) // 4
+    return total
+
+
+def _amd_shared(body: list[str]) -> int:
+    """Bytes into and out of LDS, of one wave."""
+    found = (re.match(r"ds_(?:read|write)(2?)(?:st64)?_[ubi](\d+)", line) for line in body)
+    return sum(64 * int(m[2]) // 8 * (2 if m[1] else 1) for m in found if m)
 
 
 def _volume(shape: str) -> int:

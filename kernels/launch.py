@@ -109,8 +109,7 @@ def coordinate_launches(
         "MEAN": settings.anchor == "mean",
         "UNIFORM": settings.tau == "uniform",
         "TRIANGLE": plan.tile.triangle,
-        # 32 elements of a thread at a time: 256 columns of 16 rows with 4 warps.
-        "TAIL": 1024 * plan.tile.warps // plan.tile.block_m,
+        "TAIL": plan.tile.tail,
     }
     return [*launches, *plan.launches(coordinate_kernel, arguments)]
 

@@ -27,6 +27,15 @@ class Tile(NamedTuple):
     stages: int
     triangle: bool = False
 
+    @property
+    def tail(self) -> int:
+        """Columns of g S that the last program of a row block reads at a time: 32 elements of a thread.
+
+        >>> Tile(16, 64, 32, warps=4, stages=4).tail
+        256
+        """
+        return 32 * 32 * self.warps // self.block_m
+
 
 # How products are formed: of fp32 operands on the plain cores, in tf32 or three times in tf32 on the tensor
 # cores, or of 16-bit operands on the tensor cores.

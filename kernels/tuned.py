@@ -52,7 +52,7 @@ def read() -> dict[str, Tile]:
         sizes = [size for size in numbers if type(size) is int and 0 < size <= 1024]
         if len(sizes) != len(numbers) or type(triangle) is not bool:
             raise ValueError(f"{name} is no tile: {str(values)[:80]}")
-        tiles[name] = Tile(*sizes, triangle)
+        tiles[name] = Tile._make((*sizes, triangle))
     return tiles
 
 

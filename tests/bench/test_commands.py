@@ -5,7 +5,17 @@ from types import SimpleNamespace
 import pytest
 import triton
 
-from eagc_ops.bench import commands, conceptor, operator, overhead, pictures, roofline, tables, throughput
+from eagc_ops.bench import (
+    commands,
+    conceptor,
+    estimate,
+    operator,
+    overhead,
+    pictures,
+    roofline,
+    tables,
+    throughput,
+)
 from eagc_ops.bench.commands import main
 from eagc_ops.bench.commands.options import device
 from eagc_ops.bench.commands.overhead import BACKBONES
@@ -14,6 +24,7 @@ from eagc_ops.bench.results_file import load, save
 from eagc_ops.kernels import aot
 from eagc_ops.table import Table
 from eagc_ops.training import data as training_data
+from eagc_ops.training.data import gcd
 
 ROWS = [{"kind": "measured", "a": 1}]
 RESULTS = dict.fromkeys(("steps", "evaluation", "reference", "epochs", "conceptor", "paper"), ROWS) | {
@@ -76,6 +87,7 @@ MULTIPLE_OF_4 = "must be a positive multiple of 4, got"
         ("overhead --picture x.foo", "--picture: must be a file name that ends in .svg or .png, got x.foo"),
         ("overhead --row 8", "unknown option --row; did you mean --rows?"),
         ("roofline --picture x", "--picture: must be a file name that ends in .svg or .png, got x"),
+        ("roofline --measured x", "--measured: x is not a results file of `eagc bench`"),
         ("throughput --rows 16 1", "--rows: must be a whole number >= 4, got 1"),
         ("throughput --dims 0", "--dims: must be a whole number >= 4, got 0"),
         ("throughput --budget 0", "--budget: must be a positive number of seconds, got 0"),
@@ -127,6 +139,16 @@ def test_overhead_gets_the_data_set_which_is_opened_once(measured, monkeypatch):
     assert main(["overhead", "--dataset", "digits"]) == 0  # needs no root
     ((*_, data, image_size),) = measured
     assert opened == [data] and data.name == "digits" and data.image_size == image_size == 224
+
+
+def test_overhead_reads_the_data_set_once_up_to_the_measuring(monkeypatch):
+    """From the command line to the batch of a step; the rest of `overhead` gets that batch and the images."""
+    read, read_images = [], gcd.read_images
+    monkeypatch.setattr(gcd, "read_images", lambda *which: read.append(which) or read_images(*which))
+    monkeypatch.setattr(overhead, "make_setting", stop)
+    with pytest.raises(Stop):
+        main(["overhead", "--dataset", "digits"])
+    assert read == [("digits", None)]
 
 
 def test_throughput_gets_the_options(measured):
@@ -238,6 +260,7 @@ COMMANDS = {  # stand-ins for the measuring, and the function that comes after i
         {(conceptor, "conceptor_tables"): {"settings": {}, "times": ROWS, "quality": ROWS}},
         (tables, "conceptor_times"),
     ),
+    "estimate": ({(estimate, "estimate_rows"): ROWS}, (tables, "estimate")),
     "aot": ({(aot, "cases"): [], (aot, "compile_all"): []}, (tables, "aot")),
 }
 
@@ -255,6 +278,33 @@ def test_results_are_saved_whatever_happens_to_tables_and_pictures(name, tmp_pat
     assert record["benchmark"] == name
     key = {"roofline": "measured", "conceptor": "times", "aot": "cases", "overhead": "steps"}.get(name, name)
     assert record[key] == ([] if name == "aot" else ROWS)
+
+
+def test_kept_points_are_not_measured_again(monkeypatch, tmp_path, capsys):
+    """The header is that of the measured points; what modelled the others stands beside them."""
+    roofs = {"flop_per_s": 8e10, "bytes_per_s": 1e10}
+    before = {
+        "date": "2026-01-01",
+        "machine": {"cpu": "some CPU", "gpus": []},
+        "versions": {},
+        "commit": "abc",
+    }
+    save(tmp_path / "a.json", "roofline", {**before, "roofs": roofs, "measured": ROWS})
+    for function in ((throughput, "throughput_rows"), (roofline, "measured_roofs")):
+        monkeypatch.setattr(*function, stop)
+    monkeypatch.setattr(roofline, "modelled_rows", lambda *_: [])
+    monkeypatch.setattr(pictures, "draw_roofline", lambda *_: None)
+    files = ["--measured", str(tmp_path / "a.json"), "-o", str(tmp_path / "b.json")]
+    assert main(["roofline", *files, "--picture", str(tmp_path / "b.svg")]) == 0
+    assert "some CPU, one thread: product 80.0 GFLOP/s" in capsys.readouterr().out
+    kept = load(tmp_path / "b.json")
+    assert {key: kept[key] for key in before} == before
+    assert (kept["roofs"], kept["measured"]) == (roofs, ROWS)
+    assert kept["modelled_with"]["date"] > "2026-01-01" and kept["modelled_with"]["versions"]["torch"]
+    save(tmp_path / "d.json", "operator", {})
+    with pytest.raises(SystemExit):
+        main(["roofline", "--measured", str(tmp_path / "d.json")])
+    assert "must be results of `eagc bench roofline`" in capsys.readouterr().err
 
 
 def test_pictures_are_drawn_before_tables_are_printed(measured, monkeypatch, tmp_path):
@@ -286,10 +336,10 @@ def test_all_is_every_command_with_its_file(tmp_path, monkeypatch):
             save(arguments.output, "throughput", {"throughput": ROWS})
         assert (measured == ROWS) == (arguments.command == "roofline")
 
-    for name in ("operator", "throughput", "overhead", "conceptor", "roofline"):
+    for name in ("operator", "throughput", "overhead", "conceptor", "estimate", "roofline"):
         monkeypatch.setattr(f"eagc_ops.bench.commands.{name}.run", keep)
     assert main(["all", "--quick", "-o", str(tmp_path / "r")]) == 0
-    assert list(seen) == ["operator", "throughput", "overhead", "conceptor", "roofline"]
+    assert list(seen) == ["operator", "throughput", "overhead", "conceptor", "estimate", "roofline"]
     assert all(own.quick and own.output == tmp_path / "r" / f"{name}.json" for name, own in seen.items())
     assert {name: own.picture for name, own in seen.items() if hasattr(own, "picture")} == {
         name: tmp_path / "r" / f"{name}.svg" for name in ("overhead", "roofline")

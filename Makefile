@@ -54,7 +54,7 @@ test-lowest:  ## operator, training and examples with the lowest versions of set
 	TRITON_INTERPRET=1 $(LOWEST)/bin/python $(PYTEST) $(LOWEST_TESTS)
 	$(LOWEST)/bin/python $(PYTEST) $(LOWEST_TESTS)
 
-gate: install  ## compile every entry of the launch table for six GPU targets; fails on spills, fp64 or too much shared memory
+gate: install  ## compile every entry of the launch table for six GPU targets; fails on spills, repeated products, fp64 or too much shared memory
 	$(BIN)/eagc bench aot
 
 demo: install  ## the main job: SimGCD with and without EAGC on a small data set, end to end
@@ -69,6 +69,7 @@ suites: install  ## the pytest-benchmark suites: absolute times, one contender a
 
 figures: install  ## measure everything again (most of an hour), and write the figures of README and docs from the results
 	$(BIN)/eagc bench all -o bench/results
+	$(BIN)/eagc bench aot --triangle -o bench/results/triangle.json
 	$(BIN)/python -m eagc_ops.bench.figures
 
 docs: install tree  ## the documentation, into site/; a broken link fails

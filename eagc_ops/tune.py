@@ -95,11 +95,16 @@ def candidates(shape: Shape) -> Iterable[Tile]:
 
     narrow = DTYPES[shape.dtype] != torch.float32 and shape.precision != "high"
     sizes = itertools.product(
-        (16, 32, 64, 128), (32, 64, 128), (64, 128) if narrow else (32, 64), (4, 8), (2, 3, 4)
+        (16, 32, 64, 128),
+        (32, 64, 128),
+        (64, 128) if narrow else (32, 64),
+        (4, 8),
+        (2, 3, 4),
+        (False, True),
     )
-    for block_m, block_n, block_k, warps, stages in sizes:
+    for block_m, block_n, block_k, warps, stages, triangle in sizes:
         if block_m < 2 * shape.rows and max(block_n, block_k) < 2 * shape.dim:
-            yield Tile(block_m, block_n, block_k, warps, stages)
+            yield Tile(block_m, block_n, block_k, warps, stages, triangle)
 
 
 def pass_the_gate(shape: Shape, arch: str, tiles: list[Tile]) -> list[Tile]:

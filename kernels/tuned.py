@@ -48,10 +48,11 @@ def read() -> dict[str, Tile]:
     tiles = {}
     for name, values in content.items() if isinstance(content, dict) else [("the file", content)]:
         fields = values if isinstance(values, dict) else {}
-        sizes = [size for size in map(fields.get, Tile._fields) if type(size) is int and 0 < size <= 1024]
-        if len(sizes) != len(Tile._fields):
+        *numbers, triangle = map(fields.get, Tile._fields)
+        sizes = [size for size in numbers if type(size) is int and 0 < size <= 1024]
+        if len(sizes) != len(numbers) or type(triangle) is not bool:
             raise ValueError(f"{name} is no tile: {str(values)[:80]}")
-        tiles[name] = Tile(*sizes)
+        tiles[name] = Tile._make((*sizes, triangle))
     return tiles
 
 

@@ -87,6 +87,7 @@ MULTIPLE_OF_4 = "must be a positive multiple of 4, got"
         ("overhead --picture x.foo", "--picture: must be a file name that ends in .svg or .png, got x.foo"),
         ("overhead --row 8", "unknown option --row; did you mean --rows?"),
         ("roofline --picture x", "--picture: must be a file name that ends in .svg or .png, got x"),
+        ("roofline --measured x", "--measured: x is not a results file of `eagc bench`"),
         ("throughput --rows 16 1", "--rows: must be a whole number >= 4, got 1"),
         ("throughput --dims 0", "--dims: must be a whole number >= 4, got 0"),
         ("throughput --budget 0", "--budget: must be a positive number of seconds, got 0"),
@@ -277,6 +278,33 @@ def test_results_are_saved_whatever_happens_to_tables_and_pictures(name, tmp_pat
     assert record["benchmark"] == name
     key = {"roofline": "measured", "conceptor": "times", "aot": "cases", "overhead": "steps"}.get(name, name)
     assert record[key] == ([] if name == "aot" else ROWS)
+
+
+def test_kept_points_are_not_measured_again(monkeypatch, tmp_path, capsys):
+    """The header is that of the measured points; what modelled the others stands beside them."""
+    roofs = {"flop_per_s": 8e10, "bytes_per_s": 1e10}
+    before = {
+        "date": "2026-01-01",
+        "machine": {"cpu": "some CPU", "gpus": []},
+        "versions": {},
+        "commit": "abc",
+    }
+    save(tmp_path / "a.json", "roofline", {**before, "roofs": roofs, "measured": ROWS})
+    for function in ((throughput, "throughput_rows"), (roofline, "measured_roofs")):
+        monkeypatch.setattr(*function, stop)
+    monkeypatch.setattr(roofline, "modelled_rows", lambda *_: [])
+    monkeypatch.setattr(pictures, "draw_roofline", lambda *_: None)
+    files = ["--measured", str(tmp_path / "a.json"), "-o", str(tmp_path / "b.json")]
+    assert main(["roofline", *files, "--picture", str(tmp_path / "b.svg")]) == 0
+    assert "some CPU, one thread: product 80.0 GFLOP/s" in capsys.readouterr().out
+    kept = load(tmp_path / "b.json")
+    assert {key: kept[key] for key in before} == before
+    assert (kept["roofs"], kept["measured"]) == (roofs, ROWS)
+    assert kept["modelled_with"]["date"] > "2026-01-01" and kept["modelled_with"]["versions"]["torch"]
+    save(tmp_path / "d.json", "operator", {})
+    with pytest.raises(SystemExit):
+        main(["roofline", "--measured", str(tmp_path / "d.json")])
+    assert "must be results of `eagc bench roofline`" in capsys.readouterr().err
 
 
 def test_pictures_are_drawn_before_tables_are_printed(measured, monkeypatch, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import get_args
 
 import pytest
@@ -58,7 +59,7 @@ def test_refuses_bad_options(options, capsys):
 
 def test_candidates_go_beyond_the_table_and_stay_within_the_shape():
     paper = set(tune.candidates(tune.Shape(256, 768, "bf16")))
-    assert {entry.tile(torch.bfloat16) for entry in TABLE if entry.family == "wide"} <= paper
+    assert {entry.tile("half") for entry in TABLE if entry.family == "wide"} <= paper
     assert len(paper) > 100
     tiles = list(tune.candidates(tune.Shape(20, 40, "fp32")))
     assert tiles and all(tile.block_m < 40 and max(tile[1:3]) < 80 for tile in tiles)
@@ -138,8 +139,8 @@ def test_the_gate_judges_both_kernels_and_a_relative_of_the_gpu(monkeypatch):
             assert compile_case is aot.compile_case
             for case in cases:
                 compiled.append(case)
-                spills = 8 * ((case.tile, case.kernel) == (tiles[1], "labelled_energy"))
-                yield aot.judge(case, 64, spills, 0, (400 << 10) * (case.tile == tiles[2]), 0)
+                refused = case.tile == tiles[2] or (case.tile, case.kernel) == (tiles[1], "labelled_energy")
+                yield SimpleNamespace(problems=("spills",) if refused else ())
 
     monkeypatch.setattr(tune, "ProcessPoolExecutor", Pool)
     assert tune.pass_the_gate(tune.Shape(256, 768, "bf16"), "sm_103", tiles) == tiles[:1]

@@ -11,7 +11,7 @@ from safetensors.torch import load_file
 from small_runs import small_config
 
 from eagc_ops.console import is_for_the_user
-from eagc_ops.training.engine.checkpoint import save_checkpoint
+from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint, tensor_digest
 from eagc_ops.training.runs import evaluate, resume, train
 
 pytestmark = [
@@ -26,9 +26,9 @@ FILES = {  # place of the file, and how a run comes to read it
     "log": ("run/metrics.jsonl", "resume"),
     "reference model": ("references/reference-*.safetensors", "resume"),
     "subspace": ("references/subspace-*.safetensors", "resume"),
-    "cached tokens": ("cache/tokens.bin", "resume cached"),
-    "checksums of a cache": ("cache/checksums.bin", "resume cached"),
-    "record of a cache": ("cache/cache.json", "resume cached"),
+    "cached tokens": ("cache/tokens.bin", "new with tokens"),
+    "checksums of a cache": ("cache/checksums.bin", "new with tokens"),
+    "record of a cache": ("cache/cache.json", "new with tokens"),
     "split": ("split.json", "resume"),
     "weights of ours": ("ours.safetensors", "new with ours.safetensors"),
     "weights, .pth": ("weights.pth", "new with weights.pth"),
@@ -39,9 +39,9 @@ HARMS = ("cut in half", "empty", *(f"bit {i}" for i in range(6)))
 
 @pytest.fixture(scope="module")
 def home(undisturbed, data, tmp_path_factory):
-    """A folder with two runs that lack their last epoch, and everything that runs read."""
+    """A folder with a run that lacks its result, and everything that runs read."""
     home = tmp_path_factory.mktemp("home")
-    config, whole = undisturbed("small")
+    _, whole = undisturbed("small")
     shutil.copytree(whole.parent, home, dirs_exist_ok=True)
     shutil.copy(data["split_file"], home / "split.json")
     shutil.copy(whole / "best.safetensors", home / "start.safetensors")
@@ -51,9 +51,8 @@ def home(undisturbed, data, tmp_path_factory):
     tokens = {"trunk_cache": str(home / "cache"), "cache_views": 2}
     cached = small_config(data, "small", epochs=1, eagc=False, warm_start=False, **tokens)
     train(cached, home / "cached")
-    for run in ("run", "cached"):
-        (home / run / "result.json").unlink()
-    return config, cached, home
+    (home / "run" / "result.json").unlink()
+    return cached, home
 
 
 def harm(file, how: str, seed: int) -> None:
@@ -66,21 +65,26 @@ def harm(file, how: str, seed: int) -> None:
     file.write_bytes(content)
 
 
-def use(way: str, config, cached, home, data):
-    """What a run says that reads the files of `home`."""
-    split = str(home / "split.json")
+def use(way: str, cached, home, data):
+    """What comes of a run that reads the files of `home`: its result, and the bits of its weights."""
     if way == "resume":
-        return resume(home / "run", split_file=split)
-    if way == "resume cached":
-        return resume(home / "cached", trunk_cache=str(home / "cache"))
+        return resume(home / "run", split_file=str(home / "split.json")), bits(home / "run")
     if way == "evaluate":
-        return evaluate(home / "run", "best")._asdict()
+        return evaluate(home / "run", "best")
     name = way.split()[-1]
-    if way.startswith("new with"):
-        settings = {**data, "weights": str(home / name)}
-        return train(small_config(settings, "small", epochs=1, eagc=False, warm_start=False), home / "new")
-    start = {"init": str(home / name), "phase_batches": 2, "pad_width": 2, "precision": "no"}
-    return train(small_config(data, "small_sptnet", epochs=1, eagc=False, **start), home / "new")
+    if name == "tokens":
+        config = cached.replace(trunk_cache=str(home / "cache"))
+    elif way.startswith("new with"):
+        weights = {**data, "weights": str(home / name)}
+        config = small_config(weights, "small", epochs=1, eagc=False, warm_start=False)
+    else:
+        start = {"init": str(home / name), "phase_batches": 2, "pad_width": 2, "precision": "no"}
+        config = small_config(data, "small_sptnet", epochs=1, eagc=False, **start)
+    return train(config, home / "new"), bits(home / "new")
+
+
+def bits(run) -> str:
+    return tensor_digest(load_checkpoint(run / "last.safetensors")[0])
 
 
 @pytest.fixture(scope="module")
@@ -91,8 +95,8 @@ def unharmed(home, data, tmp_path_factory):
     def result(way: str):
         if way not in said:
             copy = tmp_path_factory.mktemp("unharmed") / "home"
-            shutil.copytree(home[2], copy)
-            said[way] = use(way, *home[:2], copy, data)
+            shutil.copytree(home[1], copy)
+            said[way] = use(way, home[0], copy, data)
         return said[way]
 
     return result
@@ -102,7 +106,7 @@ def unharmed(home, data, tmp_path_factory):
     ("what", "how"), trials([(what, how) for how in HARMS for what in FILES], short=len(FILES) + 7)
 )
 def test_damage_is_named_or_has_no_effect(home, data, unharmed, tmp_path, what, how):
-    config, cached, original = home
+    cached, original = home
     place, way = FILES[what]
     copy = tmp_path / "home"
     shutil.copytree(original, copy)
@@ -111,7 +115,7 @@ def test_damage_is_named_or_has_no_effect(home, data, unharmed, tmp_path, what, 
     trained = [run.stat().st_mtime_ns for run in copy.glob("*/last.safetensors")]
     error = None
     try:
-        said = use(way, config, cached, copy, data)
+        said = use(way, cached, copy, data)
     except Exception as raised:
         error = raised
     if error is None:  # white space, padding, the remains of a line

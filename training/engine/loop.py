@@ -165,9 +165,10 @@ class Loop:
                 bar.update()
                 if log:
                     self._log_step(bar)
-                if save or interrupted():
+                stop = interrupted()
+                if save or stop:
                     self._save_checkpoint()
-                if interrupted():
+                if stop:
                     break
         return {"steps": steps - first, "seconds": time.perf_counter() - started}
 

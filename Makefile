@@ -2,11 +2,11 @@
 VENV ?= .venv
 PYTHON ?= python3
 BIN := $(VENV)/bin
-# The environment of `make test-lowest`.
+# The environment of `make test-lowest`, and its tests: the operator, and the parts of training in which every package
+# is at work (settings, images, backbones, accuracy, pages, runs of all methods, the demo, the examples).
 LOWEST ?= .venv-lowest
-# The launch table is made for the ptxas of the tested Triton. That of Triton 3.7 spills 4 bytes in one case of sm_120,
-# which costs time and no correctness, so the lowest versions are not asked about spills.
-NO_SPILLS := -k 'not no_spills_where_registers_are_scarcest'
+LOWEST_TESTS := tests/kernels tests/eagc_ops tests/docs/test_examples.py \
+	$(addprefix tests/training/,config data models analysis report studies engine/test_method_runs.py)
 # One thread per process: small products on busy cores lose more in thread hand-overs than they gain.
 export OMP_NUM_THREADS ?= 1
 # Two processes; the tests of a file stay in one of them, because they share what is slow to make.
@@ -47,14 +47,14 @@ test-quick: install  ## the operator's tests only, without the interpreter
 faults: install  ## the whole fault suite: kills, full disks, broken files, wrong command lines; prints what was lost
 	EAGC_FAULTS=all $(BIN)/python $(PYTEST) tests/faults
 
-test-lowest:  ## the operator's tests with the lowest versions that setup.py allows, in an environment of their own (5 GB)
+test-lowest:  ## operator, training and examples with the lowest versions of setup.py, in an environment of their own (5 GB)
 	$(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/pip install -q --upgrade pip 'setuptools>=68' wheel
-	$(LOWEST)/bin/pip install -q -c constraints-lowest.txt -e '.[test]'
-	TRITON_INTERPRET=1 $(LOWEST)/bin/python $(PYTEST) tests/kernels tests/eagc_ops
-	$(LOWEST)/bin/python $(PYTEST) $(NO_SPILLS) tests/kernels tests/eagc_ops
+	$(LOWEST)/bin/pip install -q -c constraints-lowest.txt -e '.[test,examples]'
+	TRITON_INTERPRET=1 $(LOWEST)/bin/python $(PYTEST) $(LOWEST_TESTS)
+	$(LOWEST)/bin/python $(PYTEST) $(LOWEST_TESTS)
 
-gate: install  ## compile every entry of the launch table for six GPU targets; fails on spills, fp64 or too much shared memory
+gate: install  ## compile every entry of the launch table for six GPU targets; fails on spills, repeated products, fp64 or too much shared memory
 	$(BIN)/eagc bench aot
 
 demo: install  ## the main job: SimGCD with and without EAGC on a small data set, end to end
@@ -69,6 +69,7 @@ suites: install  ## the pytest-benchmark suites: absolute times, one contender a
 
 figures: install  ## measure everything again (most of an hour), and write the figures of README and docs from the results
 	$(BIN)/eagc bench all -o bench/results
+	$(BIN)/eagc bench aot --triangle -o bench/results/triangle.json
 	$(BIN)/python -m eagc_ops.bench.figures
 
 docs: install tree  ## the documentation, into site/; a broken link fails

@@ -27,13 +27,20 @@ VERSION = re.search(
 )[1]
 
 # A reason stands beside every bound. constraints.txt has the exact versions of `make test`,
-# constraints-lowest.txt the lowest ones, with which `make test-lowest` runs the operator's tests.
-TORCH = "torch>=2.12"  # 2.10 cannot compile the operator with dynamic shapes; 2.11 was not tried
-TRITON = "triton>=3.7; platform_system == 'Linux'"  # belongs to torch 2.12; 3.5 fails the gate's AMD tests
+# constraints-lowest.txt the lowest ones, with which `make test-lowest` runs what users call.
+#
+# Why not an older torch: 2.10 cannot compile the operator with dynamic shapes. Where every tensor is an
+# argument of its own it compiles, but to wrong gradients, without a word; 2.8 cannot trace the records
+# either. Triton 3.4, of torch 2.8, words the reports that the compile gate reads differently and has no
+# linker for AMD.
+TORCH = "torch>=2.11"  # the first that compiles the operator with dynamic shapes, to the right values
+TRITON = (
+    "triton>=3.6; platform_system == 'Linux'"  # the release of torch 2.11; operator and compile gate work
+)
 NUMPY = "numpy>=1.26"  # first release built for python 3.12
-SCIPY = "scipy>=1.11"  # linear_sum_assignment, loadmat; 1.11 is the first for python 3.12
+SCIPY = "scipy>=1.11.1"  # linear_sum_assignment, loadmat; the first for python 3.12 (1.11.0 was withdrawn)
 TIMM = "timm>=1.0.28"  # gated attention and parallel blocks, which the encoder must recognise and refuse
-TORCHVISION = "torchvision>=0.27"  # the release that belongs to torch 2.12
+TORCHVISION = "torchvision>=0.26"  # the release that belongs to torch 2.11
 ACCELERATE = "accelerate>=1.0"  # stable Accelerator API
 SCIKIT_LEARN = "scikit-learn>=1.3"  # KMeans n_init='auto' settled; bundled digits
 MATPLOTLIB = "matplotlib>=3.8"  # numpy 2 support

@@ -174,12 +174,34 @@ def conceptor_section(results: Path) -> str:
     )
 
 
+def modelled_section(results: Path) -> str:
+    content = load(results / "roofline.json")
+    compiled = content["modelled_with"]
+    return _paragraphs(
+        f"**Modelled, not measured**, from code compiled on {compiled['date']} by Triton "
+        f"{compiled['versions']['triton']}; D = {content['modelled'][0]['D']}.",
+        tables.modelled(content["modelled"]),
+        "\n".join(f"- {line}" for line in content["assumptions"]),
+    )
+
+
+def triangle_section(results: Path) -> str:
+    content = load(results / "triangle.json")
+    return _paragraphs(
+        f"Counted on {content['date']} in the code that Triton {content['versions']['triton']} compiles, for "
+        "the column block that has the most steps; without -> with the triangle.",
+        tables.triangle(content["triangle"]),
+    )
+
+
 SECTIONS = {
     "headline": headline_section,
     "operator": operator_section,
     "throughput": throughput_section,
     "overhead": overhead_section,
     "conceptor": conceptor_section,
+    "modelled": modelled_section,
+    "triangle": triangle_section,
 }
 
 

@@ -100,16 +100,19 @@ def _modelled_panel(axis: Axes, name: str, rows: Rows) -> None:
         # However uncertain the model is, no kernel can exceed the roof.
         roof = [min(device.peak[dtype], device.memory * value) / 1e9 for value in x]
         below = [value - value / UNCERTAINTY for value in y]
-        above = [min(value * UNCERTAINTY, limit) - value for value, limit in zip(y, roof)]
+        above = [max(min(value * UNCERTAINTY, limit) - value, 0) for value, limit in zip(y, roof)]
         label = f"fused kernel, {dtype}, modelled"
         style = {"fmt": "o", "mfc": "none", "mec": colour, "ecolor": colour, "elinewidth": 0.8}
         axis.errorbar(x, y, [below, above], label=label, **style)
+        for form, marker in (("gather", "x"), ("dense", "+")):
+            rates = [r["gflop_per_s"] * r["seconds"] / r[f"{form}_seconds"] for r in own]
+            axis.plot(x, rates, marker, color=colour, alpha=0.5, label=f"{form} BLAS, {dtype}, modelled")
         shift = {"xytext": (-6 if side == "right" else 6, -3), "textcoords": "offset points"}
         for r in own:
             point = (r["flop_per_byte"], r["gflop_per_s"])
             axis.annotate(f"{r['rows']} rows", point, ha=side, fontsize=7, **shift)
     if rows:
-        axis.legend(fontsize=7, loc="upper left")
+        axis.legend(fontsize=6, loc="lower right")
 
 
 def _roof(axis: Axes, flops: float, bandwidth: float, **style: Any) -> None:

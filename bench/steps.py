@@ -23,7 +23,7 @@ from eagc_ops.bench.hooks import HookCoordinator
 from eagc_ops.bench.inputs import MOMENTUM, SETTINGS, make_features
 from eagc_ops.bench.memory import Memory, measure_step, optimizer_state, resident, size
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.kernels.copies import copies_of
+from eagc_ops.kernels.panels import kept_for
 from eagc_ops.training.config import resolve
 from eagc_ops.training.data import Batch
 from eagc_ops.training.data.rows import Rows, rows_of
@@ -203,8 +203,8 @@ class Step:
                 parameter.grad = torch.zeros_like(parameter)
         self.optimizer.step()
         self.optimizer.zero_grad()
-        self()  # the first step makes the operator's copies of S, which all later steps use
-        copies = copies_of(self.model.eagc.matrix) if getattr(self.model, "eagc", None) else []
+        self()  # the first step makes the CPU path's panels of S, which all later steps use
+        copies = kept_for(self.model.eagc.matrix) if getattr(self.model, "eagc", None) else []
         model = [*resident(self.model), *copies]
         device, state = self.setting.device, optimizer_state(self.optimizer)
         held = [*model, *state]

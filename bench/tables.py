@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from eagc_ops.bench.compare import Change
 from eagc_ops.bench.inputs import APERTURE
 from eagc_ops.bench.measure import Spread
 from eagc_ops.table import Table
-
-if TYPE_CHECKING:
-    from eagc_ops.kernels.aot import Case, Resources
 
 Rows = list[dict[str, Any]]
 
@@ -110,49 +107,101 @@ def throughput(rows: Rows) -> Table:
 
 
 def modelled(rows: Rows) -> Table:
-    names = ("dtype", "rows", "bound_by", "registers", "blocks_per_sm")
+    """The fused kernel beside the two forms of library calls, all by the same model."""
+
+    def microseconds(seconds: float) -> str:
+        return f"{seconds * 1e6:.0f}"
+
+    def best(r: dict[str, Any]) -> float:
+        return min(r["gather_seconds"], r["dense_seconds"])
+
     return Table.of(
         [
             {
                 "modelled, not measured": r["device"],
-                **{name: r[name] for name in names},
-                "us": f"{r['seconds'] * 1e6:.0f}",
+                "dtype": r["dtype"],
+                "rows": r["rows"],
+                "tile MxNxK": _tile(r),
+                "blocks per SM": f"{r['blocks_of_busiest_sm']} in {r['rounds']}",
+                "bound by": r["bound_by"],
+                "fused, us": microseconds(r["seconds"]),
+                "gather + BLAS, us": microseconds(r["gather_seconds"]),
+                "dense BLAS, us": microseconds(r["dense_seconds"]),
+                "best library form / fused": f"{best(r) / r['seconds']:.2f}",
             }
             for r in rows
         ]
     )
 
 
-def aot(results: list[tuple[Case, Resources]]) -> Table:
-    """One line per compilation."""
+def aot(records: Rows) -> Table:
+    """One line per compilation; `records` are those of `aot.as_record`."""
+    options = {
+        "z_ref fp32": "wide_ref",
+        "tau uniform": "uniform",
+        "count": "count",
+        "rows beyond 2 GB": "far_rows",
+    }
     lines = []
-    for case, resources in results:
-        tile = case.tile
-        options = {
-            "z_ref fp32": case.wide_ref,
-            "tau uniform": case.tau == "uniform",
-            "count": case.count,
-            "rows beyond 2 GB": case.far_rows,
-        }
+    for r in records:
+        is_on = {**r, "uniform": r["tau"] == "uniform"}
         lines.append(
             {
-                "kernel": case.kernel,
-                "arch": case.arch,
-                "dtype": ", ".join([case.dtype, *(name for name, is_on in options.items() if is_on)]),
-                "precision": case.precision,
-                "rows <=": case.rows,
-                "D <=": case.dim,
-                "tile MxNxK": f"{tile.block_m}x{tile.block_n}x{tile.block_k}",
-                "warps": tile.warps,
-                "stages": tile.stages,
-                "registers": resources.registers,
-                "spill st/ld": f"{resources.spill_stores}/{resources.spill_loads}",
-                "shared KB": f"{resources.shared / 1024:.1f}",
-                "blocks/SM": resources.blocks_per_sm,
-                "gate": "; ".join(resources.problems) or "ok",
+                "kernel": r["kernel"],
+                "arch": r["arch"],
+                "dtype": ", ".join([r["dtype"], *(name for name, key in options.items() if is_on[key])]),
+                "precision": r["precision"],
+                "rows <=": r["rows"],
+                "D <=": r["dim"],
+                "tile MxNxK": _tile(r),
+                "warps": r["warps"],
+                "stages": r["stages"],
+                "registers": r["registers"],
+                "spill st/ld": f"{r['spill_stores']}/{r['spill_loads']}",
+                "shared KB": f"{r['shared'] / 1024:.1f}",
+                "blocks/SM": r["blocks_per_sm"],
+                "instructions/step": _steps(r),
+                "gate": "; ".join(r["problems"]) or "ok",
             }
         )
     return Table.of(lines, headings=4)
+
+
+def triangle(records: Rows) -> Table:
+    """One line per pair of compilations: without and with the triangle of S."""
+    lines = []
+    for without, having in zip(records[::2], records[1::2]):
+        both = (without, having)
+        lines.append(
+            {
+                "arch": having["arch"],
+                "dtype": having["dtype"],
+                "rows": having["rows"],
+                "D": having["dim"],
+                "tile MxNxK": _tile(having),
+                "multiply-adds": " -> ".join(f"{_total(r, 'multiply_adds') / 2**20:.1f} M" for r in both),
+                "instructions of a warp": " -> ".join(f"{_total(r, 'instructions'):,.0f}" for r in both),
+                "a step": " -> ".join(map(_steps, both)),
+                "registers": " -> ".join(str(r["registers"]) for r in both),
+                "spills": " -> ".join(str(r["spill_stores"]) for r in both),
+                "in the table": "yes" if having["chosen"] else "no",
+            }
+        )
+    return Table.of(lines, headings=5)
+
+
+def _tile(record: dict[str, Any]) -> str:
+    return "{block_m}x{block_n}x{block_k}".format(**record)
+
+
+def _steps(record: dict[str, Any]) -> str:
+    """Instructions of a warp in a step of each loop."""
+    return " + ".join(f"{loop['instructions'] / loop['unrolled']:.0f}" for loop in record["loops"])
+
+
+def _total(record: dict[str, Any], what: str) -> float:
+    """Over all steps of the column block that has the most."""
+    return sum(loop[what] / loop["unrolled"] * loop["times"] for loop in record["loops"])
 
 
 # The overhead -----------------------------------------------------------------------------------------------
@@ -338,6 +387,22 @@ def conceptor_quality(rows: Rows) -> Table:
 
 
 # Comparison -------------------------------------------------------------------------------------------------
+
+
+def estimate(rows: Rows) -> Table:
+    return Table.of(
+        [
+            {
+                "features": f"{r['data']}, {r['N']:,} x {r['D']}",
+                "known / all classes": f"{r['known']} / {r['classes']}",
+                "search": r["way"],
+                "K by seed": ", ".join(map(str, r["found"])),
+                "CPU s": f"{r['seconds'].median:.3g} ({r['seconds'].low:.3g}-{r['seconds'].high:.3g})",
+            }
+            for r in rows
+        ],
+        headings=3,
+    )
 
 
 def changes(compared: list[Change]) -> Table:

@@ -56,7 +56,7 @@ class _Coordinate(torch.autograd.Function):
             grad_z = torch.zeros_like(z)
         scale = ctx.scale if grad_token is None else _scale_of_token(ctx, grad_z, grad_token)
         with torch.no_grad():
-            inputs = Inputs(z, z_ref, mask, ctx.matrix, ctx.energy_ref, scale, ctx.labelled)
+            inputs = Inputs(z, z_ref, mask, ctx.matrix, ctx.energy_ref, scale, ctx.labelled, ctx.half)
             if z.ndim == 2:
                 out = library.coordinate(grad_z, inputs, ctx.settings, ctx.execution)
             else:
@@ -122,7 +122,7 @@ def _remember(
     # before every forward, with equal values, and torch would refuse a backward after that. They also keep
     # the value of this forward when activation checkpointing runs it again.
     ctx.save_for_backward(z, inputs.z_ref, inputs.mask)
-    ctx.matrix, ctx.energy_ref, ctx.scale, ctx.labelled = inputs[3:]
+    ctx.matrix, ctx.energy_ref, ctx.scale, ctx.labelled, ctx.half = inputs[3:]
     ctx.settings, ctx.execution, ctx.return_token = settings, execution, return_token
     ctx.set_materialize_grads(False)
     # When traced, or run again inside a backward (reentrant checkpointing), torch passes a zero instead of

@@ -53,6 +53,11 @@ COMMANDS = {
         "",
         "compare every implementation with fp64 on this device; run it first on a GPU",
     ),
+    "tune": Command(
+        "eagc_ops.tune_command",
+        "",
+        "find the fastest tile of the kernel for one shape on this GPU, and keep it",
+    ),
     "bench": Command(
         "eagc_ops.bench.commands",
         "bench",

@@ -12,14 +12,15 @@ import difflib
 import functools
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeVar
 
 from eagc_ops import interrupts
 from eagc_ops.files import DiskFullError
 
 Main = Callable[[list[str]], int]
+T = TypeVar("T")
 
 
 class Parser(argparse.ArgumentParser):
@@ -122,6 +123,25 @@ def whole_number(
         return value
 
     return read
+
+
+def bar(items: Iterable[T], what: str, total: int | None = None) -> Iterable[T]:
+    """The items, with a progress bar where someone watches standard error and tqdm is installed."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:  # it belongs to the extra `train`
+        return items
+    return tqdm(items, what, total, leave=False, disable=None)
+
+
+def say(line: str) -> None:
+    """Print a line, above the progress bar if there is one."""
+    try:
+        from tqdm import tqdm
+    except ModuleNotFoundError:
+        print(line, flush=True)
+    else:
+        tqdm.write(line)
 
 
 def one_line(message: object) -> str:

@@ -52,10 +52,12 @@ def eagc_op(
             must be scaled like the loss.
         return_token: return (z, token) instead. The token is 0; added to the loss, it brings the loss's scale
             to the anchor.
-        impl: "auto", "triton", "torch" or "fp64". An implementation that cannot run here raises an error.
-        precision: the precision of the Triton kernel. "auto": fp32 inputs in IEEE fp32, half inputs with half
-            products and fp32 sums. "high": half inputs multiplied in fp32. "tf32x3" and "tf32": fp32 inputs
-            on NVIDIA's tensor cores.
+        impl: "auto", "triton", "torch" or "fp64". One that cannot run here raises an error; "auto" warns once
+            and uses torch where the Triton kernel cannot be launched.
+        precision: the precision of the Triton kernel. "auto": half inputs with half products and fp32 sums;
+            fp32 inputs in IEEE fp32, or in TF32 on NVIDIA GPUs where torch's own products use it
+            (torch.set_float32_matmul_precision). "high": IEEE fp32 products for all inputs. "tf32x3" and
+            "tf32": fp32 inputs on NVIDIA's tensor cores.
 
     The output is a view of z: an in-place operation on it raises torch's view error.
 

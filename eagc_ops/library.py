@@ -43,7 +43,9 @@ def observe(
     """
     group = "" if process_group is None else process_group.group_name
     run = observe_op if _is_intercepted(inputs.z) else _observe
-    used, labelled = run(inputs.z, inputs.mask, inputs.matrix, inputs.energy_ref, momentum, group, *execution)
+    used, labelled = run(
+        inputs.z, inputs.mask, inputs.matrix, inputs.energy_ref, inputs.half, momentum, group, *execution
+    )
     return Observation(used, labelled if group else None)
 
 
@@ -61,12 +63,12 @@ def energies(inputs: Inputs, settings: Coordination, execution: Execution) -> tu
 _library = torch.library.Library("eagc", "DEF")
 _library.define(
     "coordinate(Tensor g, Tensor z, Tensor? z_ref, Tensor mask, Tensor matrix, Tensor energy_ref, Tensor? "
-    "scale, Tensor? labelled, float lambda_a, float lambda_p, str anchor, str tau, str impl, str precision) "
-    "-> Tensor"
+    "scale, Tensor? labelled, Tensor? half, float lambda_a, float lambda_p, str anchor, str tau, str impl, "
+    "str precision) -> Tensor"
 )
 _library.define(
-    "observe(Tensor z, Tensor mask, Tensor matrix, Tensor(a!) energy_ref, float? momentum, str group, str "
-    "impl, str precision) -> (Tensor, Tensor)"
+    "observe(Tensor z, Tensor mask, Tensor matrix, Tensor(a!) energy_ref, Tensor? half, float? momentum, str "
+    "group, str impl, str precision) -> (Tensor, Tensor)"
 )
 _library.define(
     "energies(Tensor z, Tensor mask, Tensor matrix, Tensor energy_ref, str tau, str impl, str precision) -> "
@@ -75,7 +77,7 @@ _library.define(
 
 
 def _coordinate(g: Tensor, *flat: Any) -> Tensor:
-    inputs, settings, execution = Inputs(*flat[:7]), Coordination(*flat[7:11]), Execution(*flat[11:])
+    inputs, settings, execution = Inputs(*flat[:8]), Coordination(*flat[8:12]), Execution(*flat[12:])
     return kernels.coordinate(g, inputs, settings, execution)
 
 
@@ -84,12 +86,13 @@ def _observe(
     mask: Tensor,
     matrix: Tensor,
     energy_ref: Tensor,
+    half: Tensor | None,
     momentum: float | None,
     group: str,
     *execution: Any,
 ) -> tuple[Tensor, Tensor]:
     """(Ebar to use, a fresh tensor; labelled rows averaged over the ranks, empty without a group)."""
-    inputs = Inputs(z, None, mask, matrix, energy_ref)
+    inputs = Inputs(z, None, mask, matrix, energy_ref, half=half)
     # Activation checkpointing runs the forward a second time during backward, where the batch must not be
     # counted again. The check is inside the opaque op because a compiled module can be run again too.
     momentum = momentum if torch._C._current_graph_task_id() == -1 else None
@@ -133,7 +136,7 @@ def _(g: Tensor, *rest: Any) -> Tensor:
 
 @torch.library.register_fake("eagc::observe", lib=_library)
 def _(
-    z: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor, momentum: Any, group: str, *rest: Any
+    z: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor, half: Any, momentum: Any, group: str, *_: Any
 ) -> Any:
     return torch.empty_like(energy_ref), energy_ref.new_empty(()) if group else z.new_empty(0)
 

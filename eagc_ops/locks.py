@@ -33,12 +33,13 @@ def lock(file: Path, what: object, *, wait: bool = False) -> Iterator[None]:
     """Hold the lock `file` of `what` (a name for messages), and remove it at the end.
 
     If another process holds it: an `InUseError` that names the process; with `wait`, one line on stderr that
-    names it, then wait until it has ended. The folder of `file` is made, and removed again if it stays empty.
+    names it, then wait until it has ended. The folders of `file` are made, and removed again if they stay
+    empty.
     """
     file = file.absolute()
     if file in _held:
         raise InUseError(f"{what} is in use by this process: wait until it is done")
-    made = not file.parent.exists()
+    made = [folder for folder in file.parents if not folder.exists()]
     while (descriptor := _take(file, what, wait)) is None:
         pass
     _held.add(file)
@@ -49,9 +50,9 @@ def lock(file: Path, what: object, *, wait: bool = False) -> Iterator[None]:
         with contextlib.suppress(OSError):
             file.unlink()  # before the lock is dropped: nobody else can hold this file
         os.close(descriptor)
-        if made:
-            with contextlib.suppress(OSError):
-                file.parent.rmdir()
+        with contextlib.suppress(OSError):
+            for folder in made:  # the innermost first
+                folder.rmdir()
 
 
 def _take(file: Path, what: object, wait: bool) -> int | None:

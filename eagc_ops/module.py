@@ -15,6 +15,9 @@ from eagc_ops import autograd, kernels, library, validation
 from eagc_ops.kernels import Anchor, Coordination, Execution, Implementation, Inputs, Precision, Tau
 from eagc_ops.subspace import Subspace
 
+# The buffers that hold S in 16 bits, for the products of the Triton kernel with features of that dtype.
+HALVES = {torch.bfloat16: "matrix_bf16", torch.float16: "matrix_fp16"}
+
 
 class EAGC(nn.Module):
     """Energy-Aware Gradient Coordinator: `z = eagc(z, z_ref, mask)` between encoder and head.
@@ -34,10 +37,11 @@ class EAGC(nn.Module):
         record: keep the energy ratio and tau of the last call in `last_energy` and `last_tau`: (rows,) fp32
             on the device, NaN on labelled rows. It costs one more product with S per call.
 
-    `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`. lambda_a, lambda_p,
-    anchor, tau and energy_momentum travel in the state dict, and loading a state with different settings
-    raises. `impl` and `precision`, which change roundings only, and `process_group` belong to the machine and
-    do not travel.
+    `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`. S is also kept in
+    bf16 and in fp16, for the Triton kernel and outside the state dict; `set_subspace` and `load_state_dict`
+    write these copies too. lambda_a, lambda_p, anchor, tau and energy_momentum travel in the state dict, and
+    loading a state with different settings raises. `impl` and `precision`, which change roundings only, and
+    `process_group` belong to the machine and do not travel.
 
     Example:
         >>> eagc = EAGC(Subspace.conceptor(torch.randn(100, 8)))
@@ -82,6 +86,9 @@ class EAGC(nn.Module):
         self.last_tau: Tensor | None = None
         self.register_buffer("matrix", subspace.matrix.clone())
         self.register_buffer("energy_ref", subspace.energy_ref.clone())
+        for dtype, name in HALVES.items():
+            self.register_buffer(name, self.matrix.to(dtype), persistent=False)
+        self._halve()
 
     def forward(
         self,
@@ -98,7 +105,7 @@ class EAGC(nn.Module):
         settings, execution = self.settings, self.execution
         validation.check_tensors(z, z_ref, mask)
         validation.check_call(z, self.matrix, execution, loss_scale, return_token)
-        inputs = Inputs(z, z_ref, mask, self.matrix, self.energy_ref)
+        inputs = Inputs(z, z_ref, mask, self.matrix, self.energy_ref, half=self._half(z.dtype))
         momentum = self.energy_momentum if self.training else None
         if momentum is not None or self._counts_labelled_rows(z, z_ref):
             observed = library.observe(_detached_rows(inputs), execution, momentum, self.process_group)
@@ -123,12 +130,62 @@ class EAGC(nn.Module):
         """The subspace with the current mean energy ratio."""
         return Subspace._fitted(self.matrix, self.energy_ref.clone())
 
-    def warmup(self, rows: int, dtype: torch.dtype) -> None:
-        """Compile the Triton kernels for this many rows ahead of a CUDA graph capture or a timing."""
-        if kernels.implementation(self.execution, self.matrix.device, dtype) == "triton":
-            from eagc_ops.kernels import launch
+    def set_subspace(self, subspace: Subspace) -> None:
+        """Take a different subspace of the same D, in place: a captured CUDA graph follows.
 
-            launch.warmup(rows, dtype, self.matrix, self.settings, self.precision)
+        >>> eagc = EAGC(Subspace(torch.eye(8) * 0.5, energy_ref=0.5))
+        >>> eagc.set_subspace(Subspace.conceptor(torch.randn(100, 8)))
+        """
+        validation.check_subspace(subspace)
+        if subspace.dim != self.matrix.shape[0]:
+            raise ValueError(
+                f"subspace has D={subspace.dim} but the module has D={self.matrix.shape[0]}: fit it to "
+                "features of the same layer, or build a new EAGC"
+            )
+        self.matrix.copy_(subspace.matrix)
+        self.energy_ref.copy_(subspace.energy_ref)
+        self._halve()
+
+    def warmup(
+        self,
+        rows: int,
+        dtype: torch.dtype,
+        *,
+        anchored: bool = True,
+        z_ref_dtype: torch.dtype | None = None,
+        scaled: bool = False,
+    ) -> None:
+        """Compile and load what a training step launches, ahead of a CUDA graph capture or a timing.
+
+        Args:
+            rows: the number of rows.
+            dtype: the dtype of z.
+            anchored: whether z_ref is passed.
+            z_ref_dtype: the dtype of z_ref; None: that of z.
+            scaled: whether a token is taken, or a tensor `loss_scale` passed.
+
+        A step launches one kernel, and one more with a running Ebar. Other implementations need no warm-up.
+        """
+        if kernels.implementation(self.execution, self.matrix.device, dtype) != "triton":
+            return
+        z = torch.zeros((rows, self.matrix.shape[0]), dtype=dtype, device=self.matrix.device)
+        one = torch.ones((), device=z.device)
+        anchored = anchored and self.lambda_a != 0
+        counted = self.energy_momentum is not None or (anchored and self.anchor == "mean")
+        inputs = Inputs(
+            z,
+            z.to(z_ref_dtype or dtype) if anchored else None,
+            torch.arange(rows, device=z.device) % 2 == 0,
+            self.matrix,
+            self.energy_ref.clone(),
+            scale=one if scaled else None,
+            labelled=one if self.process_group is not None and counted else None,
+            half=self._half(dtype),
+        )
+        kernels.coordinate(z, inputs, self.settings, self.execution)
+        if self.energy_momentum is not None:
+            alone = self.process_group is None
+            kernels.labelled_energy(inputs, self.energy_momentum, self.execution, update=alone)
 
     def extra_repr(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._state_settings().items())
@@ -160,6 +217,25 @@ class EAGC(nn.Module):
         anchored = z_ref is not None and self.anchor == "mean" and self.lambda_a != 0
         return self.process_group is not None and anchored and z.requires_grad and torch.is_grad_enabled()
 
+    def _half(self, dtype: torch.dtype) -> Tensor | None:
+        """S in a 16-bit dtype of features; None for a wider one."""
+        if dtype not in HALVES:
+            return None
+        if not torch.compiler.is_compiling() and self._halved_version != _version(self.matrix):
+            self._halve()  # someone wrote to `matrix` itself
+        half: Tensor = getattr(self, HALVES[dtype])
+        return half
+
+    def _halve(self) -> None:
+        """Write S to its 16-bit copies: in place, because a captured CUDA graph reads them where they are."""
+        for dtype, name in HALVES.items():
+            half = getattr(self, name)
+            if half.device == self.matrix.device:
+                half.copy_(self.matrix)
+            else:  # load_state_dict(assign=True) moves `matrix` alone
+                setattr(self, name, self.matrix.to(dtype))
+        self._halved_version = _version(self.matrix)
+
     def _state_settings(self) -> dict[str, object]:
         return {**self.settings._asdict(), "energy_momentum": self.energy_momentum}
 
@@ -172,6 +248,7 @@ class EAGC(nn.Module):
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         # load_state_dict(assign=True) brings its own dtype.
         self.matrix, self.energy_ref = self.matrix.float(), self.energy_ref.float()
+        self._halve()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EAGC:
         # A half conceptor would change energies in the third digit: the buffers follow moves, but not casts.
@@ -198,6 +275,15 @@ class EAGC(nn.Module):
                 "save state_dict() instead"
             )
         return self.__dict__
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._halve()  # a copy counts its writes anew
+
+
+def _version(x: Tensor) -> int:
+    """The number of writes that torch has counted; it counts none to a tensor of inference mode."""
+    return 0 if x.is_inference() else x._version
 
 
 def _detached_rows(inputs: Inputs) -> Inputs:

@@ -4,27 +4,35 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib.util
 import math
-from collections.abc import Iterator
+import os
+from collections.abc import Iterable, Iterator
+from concurrent.futures import as_completed
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
 from eagc_ops import kernels
+from eagc_ops.console import bar
 from eagc_ops.kernels import Coordination, Execution, Implementation, Inputs, Precision, formulas
 from eagc_ops.subspace import solve_conceptor
 
 LAMBDA_P = 3.0  # the largest of the released scripts: the projection is as large as the gradient
 MOMENTUM = 0.5  # of the running Ebar: the old value and the batch have equal weight
+# Rows that are no multiple of 4, and more than the kernel looks through itself, are among them.
+QUICK_SHAPES = ((7, 33), (256, 768), (1001, 768), (5001, 768))
 SHAPES = (
-    *((1, 1), (7, 33), (64, 100), (256, 384), (256, 768), (1000, 768)),
-    *((300, 1024), (129, 4096), (5000, 768), (65536, 64)),
+    *((1, 1), (7, 33), (64, 100), (256, 384), (256, 768), (1001, 768)),
+    *((300, 1024), (129, 4096), (5001, 768), (65536, 64)),
 )
 SMALL_SHAPES = ((1, 1), (7, 33), (40, 64), (64, 100), (48, 768))
 # Allowed error, relative to the largest correction: a few roundings of the result and of the products.
 TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 2e-3, torch.float64: 1e-13}
 TF32_TOLERANCE = 5e-3  # ten mantissa bits in the products
+SECONDS_PER_KERNEL = 3.5  # to compile one, on one core
+RACE_SHAPES = ((255, 96), (256, 768))  # few: a kernel with the sanitizer takes a minute to compile
 
 
 @dataclass(frozen=True)
@@ -92,30 +100,109 @@ class Result(Case):
         return values | {"error": None if math.isnan(self.error) else self.error}
 
 
-def run(device: torch.device, repeats: int) -> Iterator[Result]:
-    """Yield the results of all cases for a device; a CPU gets small shapes and few repeats."""
+def run(device: torch.device, repeats: int, *, full: bool = False) -> Iterator[Result]:
+    """Yield the results of all cases for a device."""
+    for case in cases(device, full=full):
+        yield check(case, device, repeats_of(case, device, repeats))
+
+
+def repeats_of(case: Case, device: torch.device, repeats: int) -> int:
+    """Plain torch is not suspected of races, and the interpreter runs programs one after the other."""
+    if case.impl != "triton":
+        return 2
+    return min(repeats, 3) if device.type == "cpu" else repeats
+
+
+def cases(device: torch.device, *, full: bool = False, races: bool = False) -> Iterator[Case]:
+    """The comparisons for a device; a CPU gets small shapes.
+
+    `races`: those to run under the sanitizer. Precisions and forms have the same order of arrival.
+    """
     on_a_cpu = device.type == "cpu"
-    for case in cases(device):
-        times = (min(repeats, 3) if on_a_cpu else repeats) if case.impl == "triton" else 2
-        yield check(case, device, times)
-
-
-def cases(device: torch.device) -> Iterator[Case]:
-    shapes = SMALL_SHAPES if device.type == "cpu" else SHAPES
-    form_shape = SMALL_SHAPES[-1] if device.type == "cpu" else FORM_SHAPE
-    implementations: tuple[Implementation, ...] = ("fp64", "torch", "triton")
+    shapes = SMALL_SHAPES if on_a_cpu else RACE_SHAPES if races else SHAPES if full else QUICK_SHAPES
+    form_shape = SMALL_SHAPES[-1] if on_a_cpu else FORM_SHAPE if full else shapes[1]
+    implementations: tuple[Implementation, ...] = ("triton",) if races else ("fp64", "torch", "triton")
     for impl in implementations:
         for dtype in TOLERANCE:
             if impl == "triton" and kernels.why_not_triton(device, dtype):
                 continue
             if device.type == "mps" and (impl == "fp64" or dtype == torch.float64):
                 continue  # there is no fp64 on that device
-            for precision in precisions(impl, dtype, device):
-                for rows, dim in shapes:
+            for precision in precisions(impl, dtype, device)[: 1 if races else None]:
+                every = full or on_a_cpu or precision == "auto"  # a quick test tries the others at one shape
+                for rows, dim in shapes if every else [form_shape]:
                     for labelled in (0.0, 0.5, 1.0):
                         yield Case(impl, precision, "default", dtype, rows, dim, labelled)
-                for form in list(FORMS)[1:]:
+                for form in list(FORMS)[1:] if every and not races else ():
                     yield Case(impl, precision, form, dtype, *form_shape, 0.5)
+
+
+def compile_kernels(chosen: Iterable[Case], device: torch.device, shown: bool) -> None:
+    """Compile the kernels of all cases side by side; one that does not compile fails in its case."""
+    from eagc_ops.kernels import launch
+
+    workers = os.cpu_count() or 1
+    with launch.compiling(workers) as compilations:
+        for case in chosen:
+            form = FORMS[case.form]
+            z = torch.empty((case.rows, case.dim), dtype=case.dtype, device=device)
+            mask = torch.empty(case.rows, dtype=torch.bool, device=device)
+            one = torch.ones((), device=device)
+            matrix = torch.empty((case.dim, case.dim), device=device)
+            scale, labelled = (None if value is None else one for value in (form.scale, form.labelled))
+            inputs = Inputs(z, z if form.anchored else None, mask, matrix, one, scale, labelled)
+            launch.coordinate(z, inputs, form.settings, case.precision)
+            launch.labelled_energy(inputs, MOMENTUM, case.precision, update=True)
+        number = len(compilations)
+        if shown:
+            print(
+                f"compiling {number} kernels, {workers} at a time, in about "
+                f"{number * SECONDS_PER_KERNEL / workers:.0f} s; less if Triton has them in its cache",
+                flush=True,
+            )
+        for _ in bar(as_completed(compilations), "kernels", number):
+            pass
+
+
+def why_no_sanitizer(device: torch.device) -> str | None:
+    """The reason why Triton's sanitizer of global memory (GSan) cannot watch the kernels, or None."""
+    if device.type != "cuda" or torch.version.hip:
+        return "Triton's sanitizer needs an NVIDIA GPU"
+    if reason := kernels.why_not_triton(device, torch.float32):
+        return reason
+    if importlib.util.find_spec("triton.experimental.gsan") is None:
+        return "this Triton has no sanitizer of global memory; version 3.9 has"
+    return None
+
+
+@contextlib.contextmanager
+def sanitizer() -> Iterator[None]:
+    """Kernels compiled within the block check every access to memory allocated within it.
+
+    GSan keeps vector clocks of programs in shadow memory. A race between programs of a launch ends in a trap
+    and a message of the device.
+    """
+    from triton import knobs
+    from triton.experimental import gsan
+
+    before = knobs.compilation.instrumentation_mode
+    knobs.compilation.instrumentation_mode = "gsan"
+    try:
+        with torch.cuda.use_mem_pool(gsan.create_mem_pool()):
+            yield
+    finally:
+        knobs.compilation.instrumentation_mode = before
+
+
+@contextlib.contextmanager
+def exact_products() -> Iterator[None]:
+    """fp32 products in fp32: where the user lets torch use TF32, the comparisons would see its roundings."""
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "ieee"
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
 
 
 def precisions(impl: Implementation, dtype: torch.dtype, device: torch.device) -> tuple[Precision, ...]:

@@ -12,7 +12,8 @@ from torch import Tensor
 from eagc_ops.kernels import formulas
 
 APERTURE = 2.0  # the paper's value for every dataset
-ROWS_AT_ONCE = 4096  # bounds the widened copy of the features while their moments are summed
+ROWS_AT_ONCE = 1024  # bounds the widened copy of the features, which should stay in the cache of a core
+TRIANGLE = 128  # from this size down, a triangle of a Gram matrix costs as much as the square
 
 
 class Subspace:
@@ -83,7 +84,7 @@ class Subspace:
         else:
             correlation, directions = _moments(features, dtype, process_group)
             matrix = solve_conceptor(correlation, aperture)
-            energy_ref = (matrix * directions).sum()
+            energy_ref = _mean_energy(matrix, directions)
         if dtype == torch.float32 and _outside(matrix.double()):
             raise ValueError(
                 f"dtype=torch.float32 does not resolve this conceptor (aperture={aperture}, features of this "
@@ -111,7 +112,7 @@ class Subspace:
         leading = torch.linalg.eigh(correlation).eigenvectors[:, -k:]
         with torch.autocast(leading.device.type, enabled=False):
             matrix = leading @ leading.T
-        return cls._fitted(matrix, (matrix * directions).sum())
+        return cls._fitted(matrix, _mean_energy(matrix, directions))
 
     @classmethod
     def _fitted(cls, matrix: Tensor, energy_ref: Tensor) -> Subspace:
@@ -162,14 +163,16 @@ class Subspace:
 def solve_conceptor(correlation: Tensor, aperture: float) -> Tensor:
     """R (R + a^-2 I)^-1 = I - a^-2 (R + a^-2 I)^-1 for symmetric R (D, D), in R's dtype.
 
-    It takes one Cholesky factorisation and a symmetric inverse, half the work of a general inverse. The
-    result is symmetric to the bit and more accurate.
+    Only the lower triangle of R is read. It takes one Cholesky factorisation and a symmetric inverse, half
+    the work of a general inverse. The result is symmetric to the bit and more accurate.
     """
     ridge = aperture**-2
-    identity = torch.eye(correlation.shape[0], dtype=correlation.dtype, device=correlation.device)
+    shifted = correlation.clone()
+    shifted.diagonal().add_(ridge)
     # cholesky_ex does not make the host wait for an error code.
-    factor = torch.linalg.cholesky_ex(correlation + ridge * identity).L
-    return identity - ridge * torch.cholesky_inverse(factor)
+    inverse = torch.cholesky_inverse(torch.linalg.cholesky_ex(shifted).L)
+    inverse.mul_(-ridge).diagonal().add_(1)
+    return inverse
 
 
 def solve_woodbury(features: Tensor, count: int | Tensor, aperture: float) -> Tensor:
@@ -202,40 +205,68 @@ def estimate_from_batch(z_ref: Tensor, mask: Tensor, aperture: float = APERTURE)
 def _moments(
     features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """R = mean of z z^T and M = mean of z z^T / |z|^2, both (D, D).
+    """The lower triangles of R = mean of z z^T in `dtype`, and of M = mean of z z^T / |z|^2, both (D, D).
 
-    The mean energy ratio is trace(S M), so one pass over the features suffices.
+    The mean energy ratio is trace(S M), so one pass over the features suffices. Ebar is an fp32 number, so M
+    is made of fp32 products, which take half the time; its sums over the batches are in `dtype`.
     """
-    sums: Tensor | None = None
+    correlation: Tensor | None = None
     count = 0
     for batch in _batches(features):
-        wide = batch.detach().to(dtype)
-        if sums is None:
-            sums = torch.zeros((2, wide.shape[1], wide.shape[1]), dtype=dtype, device=wide.device)
-        elif sums.shape[1] != wide.shape[1]:
+        batch = batch.detach()
+        if correlation is None:
+            shape = (batch.shape[1], batch.shape[1])
+            correlation, directions = torch.zeros((2, *shape), dtype=dtype, device=batch.device)
+        elif len(correlation) != batch.shape[1]:
             raise ValueError(
-                f"features must have the same D in every batch, got a batch with D={wide.shape[1]} after one "
-                f"with D={sums.shape[1]}: pass features of one layer of one model"
+                f"features must have the same D in every batch, got a batch with D={batch.shape[1]} after "
+                f"one with D={len(correlation)}: pass features of one layer of one model"
             )
-        unit = wide / wide.square().sum(1, keepdim=True).clamp_min(formulas.NORM_FLOOR)
-        with torch.autocast(wide.device.type, enabled=False):
-            sums[0].addmm_(wide.T, wide)
-            sums[1].addmm_(unit.T, wide)
-        count += wide.shape[0]
-    if sums is None or (count == 0 and process_group is None):
+        partial = torch.zeros(shape, device=batch.device)
+        with torch.autocast(batch.device.type, enabled=False):
+            for rows in batch.split(ROWS_AT_ONCE):
+                _add_gram(correlation, rows.to(dtype))
+                rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
+                norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
+                _add_gram(partial, (rows / norms.clamp_min(formulas.NORM_FLOOR**0.5)).to(torch.float32))
+        directions += partial
+        count += batch.shape[0]
+    if correlation is None or (count == 0 and process_group is None):
         raise ValueError("features has no rows: pass the labelled features that the subspace is fitted to")
-    total = torch.tensor(float(count), dtype=dtype, device=sums.device)
+    total = torch.tensor(float(count), dtype=dtype, device=correlation.device)
     if process_group is not None:
-        dist.all_reduce(sums, group=process_group)
-        dist.all_reduce(total, group=process_group)
+        for summed in (correlation, directions, total):
+            dist.all_reduce(summed, group=process_group)
         if total == 0:
             raise ValueError(
                 "features has no rows on any rank: pass the labelled features that the subspace is fitted to"
             )
-    if not torch.isfinite(sums).all():
+    if not torch.isfinite(correlation).all():
         raise ValueError(_NON_FINITE)
-    sums = (sums + sums.mT) / (2 * total)  # rounding may differ across the diagonal
-    return sums[0], sums[1]
+    return correlation.div_(total), directions.div_(total)
+
+
+def _add_gram(total: Tensor, rows: Tensor) -> None:
+    """Add rows^T rows (D, D) to `total`: its lower triangle, and a part of the upper one.
+
+    Halving D until a block is TRIANGLE wide leaves out nearly half of the products, and keeps the others in
+    the few largest blocks possible.
+    """
+    dim = rows.shape[1]
+    if dim <= TRIANGLE:
+        total.addmm_(rows.T, rows)
+        return
+    half = -(-dim // 64) * 32  # whole cache lines
+    left, right = rows[:, :half], rows[:, half:]
+    total[half:, :half].addmm_(right.T, left)
+    _add_gram(total[:half, :half], left)
+    _add_gram(total[half:, half:], right)
+
+
+def _mean_energy(matrix: Tensor, directions: Tensor) -> Tensor:
+    """trace(S M) from the lower triangle of M."""
+    lower = directions.tril()
+    return 2 * (matrix * lower).sum() - (matrix.diagonal() * lower.diagonal()).sum()
 
 
 _NON_FINITE = (
@@ -246,7 +277,7 @@ _NON_FINITE = (
 def _batches(features: Tensor | Iterable[Tensor]) -> Iterator[Tensor]:
     if isinstance(features, Tensor):
         _check_features(features)
-        yield from features.split(ROWS_AT_ONCE)
+        yield features
         return
     if not isinstance(features, Iterable):
         raise TypeError(

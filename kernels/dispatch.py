@@ -7,7 +7,9 @@ import functools
 import importlib
 import importlib.util
 import types
-from typing import get_args
+import warnings
+from collections.abc import Callable
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
@@ -23,12 +25,19 @@ def coordinate(g: Tensor, inputs: Inputs, settings: Coordination, execution: Exe
     """The coordinated gradient of g (rows, D), contiguous, in g's dtype."""
     if g.shape[0] == 0:
         return g.clone()
-    impl = implementation(execution, g.device, inputs.z.dtype)
+    impl = _serving(execution, inputs.z)
     if settings.lambda_a == 0:
         inputs = inputs._replace(z_ref=None)  # no anchor: labelled rows keep their bits, even if z_ref is NaN
     with _without_autocast(g.device.type):
         if impl == "triton":
-            return _launch().coordinate(g, inputs, settings, execution.precision).gradient
+            launched = _launched(
+                lambda launch: launch.coordinate(g, inputs, settings, execution.precision),
+                execution,
+                inputs.z,
+            )
+            if launched is not None:
+                return launched.gradient
+            impl = "torch"
         if impl == "torch":
             return torch_path.coordinate(g, inputs, settings)
         return formulas.coordinate(g.double(), inputs.widened(torch.float64), settings).gradient.to(g.dtype)
@@ -59,10 +68,17 @@ def labelled_energy(
     z, energy_ref = inputs.z, inputs.energy_ref
     if z.shape[0] == 0:
         return energy_ref.new_zeros(2), energy_ref.clone()
-    impl = implementation(execution, z.device, z.dtype)
+    impl = _serving(execution, z)
     with _without_autocast(z.device.type):
         if impl == "triton":
-            return _launch().labelled_energy(inputs, momentum, execution.precision, update=update)
+            launched = _launched(
+                lambda launch: launch.labelled_energy(inputs, momentum, execution.precision, update=update),
+                execution,
+                z,
+            )
+            if launched is not None:
+                return launched
+            impl = "torch"
         if impl == "torch":
             sums = torch_path.labelled_energy(inputs)
         else:
@@ -136,6 +152,45 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     if torch.cuda.get_device_capability(device) < (8, 0):
         return "the GPU is older than sm_80"
     return None
+
+
+# The kinds of calls, by device, dtype, D and precision, that impl="auto" could not launch.
+_unserved: set[tuple[torch.device, torch.dtype, int, Precision]] = set()
+
+
+def _serving(execution: Execution, z: Tensor) -> Implementation:
+    """The implementation for a call: "torch" where impl="auto" has found that the kernel does not launch."""
+    impl = implementation(execution, z.device, z.dtype)
+    if impl == "triton" and execution.impl == "auto" and _kind(execution, z) in _unserved:
+        return "torch"
+    return impl
+
+
+def _launched(call: Callable[[types.ModuleType], Any], execution: Execution, z: Tensor) -> Any:
+    """`call(launch)`; None, with one warning, if impl="auto" has to do without the kernel.
+
+    A kernel may not compile or not fit a GPU that nobody has tried, or Triton may find no C compiler. A
+    backward pass is a bad place to learn that. Full memory is not such a case: plain torch needs more of it.
+    After an error of the device, plain torch raises the same error.
+    """
+    try:
+        return call(_launch())
+    except Exception as error:
+        if execution.impl != "auto" or isinstance(error, torch.OutOfMemoryError):
+            raise
+        _unserved.add(_kind(execution, z))
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+        warnings.warn(
+            f"the Triton kernel of EAGC cannot be launched for {z.dtype} features with D={z.shape[1]} on "
+            f'{z.device} ({reason}); impl="auto" computes such calls in plain torch from now on. Please '
+            'report the output of `eagc selftest --json`; impl="torch" avoids this warning.',
+            stacklevel=2,
+        )
+        return None
+
+
+def _kind(execution: Execution, z: Tensor) -> tuple[torch.device, torch.dtype, int, Precision]:
+    return z.device, z.dtype, z.shape[1], execution.precision
 
 
 def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:

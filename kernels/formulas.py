@@ -27,7 +27,7 @@ ENERGY_FLOOR = 1e-6  # added to Ebar before the division
 
 def coordinate(g: Tensor, inputs: Inputs, settings: Coordination) -> Coordinated:
     """The coordinated gradient of g (rows, D), with the energy ratio and tau of all rows, labelled or not."""
-    z, z_ref, mask, matrix, _, scale, labelled = inputs
+    z, z_ref, mask, matrix, _, scale, labelled, _ = inputs
     energy, tau = energy_and_tau(inputs, settings)
     projected = g - settings.lambda_p * tau[:, None] * (g @ matrix)
     if z_ref is None:

@@ -4,6 +4,7 @@
 
     1. Unlabelled rows are compacted inside the kernel: row block b owns the b-th group of BLOCK_M unlabelled
        rows, so no matrix product is spent on labelled rows and the host need not know how many there are.
+       Beyond SCAN_LIMIT rows `compaction_kernel` has listed them.
     2. A program multiplies its rows of z and of g by one column block of S, reading S once for both. Its
        share of z S z^T and |z|^2 goes to `partial`, its block of g S to `product`.
     3. The last program of a row block to arrive sums the shares, forms E and tau, and writes
@@ -18,12 +19,37 @@ labelled rows and the update of Ebar, also in one launch.
 import triton
 import triton.language as tl
 
-from . import formulas
+from . import formulas, tiles
 
 NORM_FLOOR = tl.constexpr(formulas.NORM_FLOOR)
 ENERGY_FLOOR = tl.constexpr(formulas.ENERGY_FLOOR)
 # By default min and max drop NaN, but a non-finite row must stay visible.
 KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
+
+
+SCAN_LIMIT = tl.constexpr(tiles.SCAN_LIMIT)
+
+
+@triton.jit(do_not_specialize=["rows"])
+def compaction_kernel(
+    mask_ptr,  # (rows,) uint8, 1 = labelled
+    order_ptr,  # (rows + 1,) int32: the rows of one kind in ascending order; their number at the end
+    rows,
+    LABELLED: tl.constexpr,  # the kind
+    BLOCK: tl.constexpr,
+):
+    """Grid: blocks of BLOCK rows. Each counts the rows before its own itself, so none waits for another."""
+    block = tl.program_id(0)
+    lane = tl.arange(0, BLOCK)
+    earlier = tl.zeros((BLOCK,), tl.int32)
+    for other in range(0, block):
+        earlier += (tl.load(mask_ptr + other * BLOCK + lane) == LABELLED).to(tl.int32)
+    row = block * BLOCK + lane
+    wanted = _wanted(mask_ptr, row, rows, LABELLED)
+    upto = tl.sum(earlier, 0) + tl.cumsum(wanted, 0)
+    tl.store(order_ptr + upto - 1, row, mask=wanted != 0)
+    if block == tl.num_programs(0) - 1:
+        tl.store(order_ptr + rows, tl.max(upto, 0))
 
 
 @triton.jit
@@ -34,29 +60,17 @@ def _wanted(mask_ptr, row, rows, LABELLED: tl.constexpr):
 
 
 @triton.jit
-def _group_of_rows(
-    mask_ptr,
-    order_ptr,
-    unlabelled_ptr,
-    rows,
-    group,
-    LABELLED: tl.constexpr,
-    BLOCK_M: tl.constexpr,
-    CHUNKS: tl.constexpr,
-):
+def _group_of_rows(mask_ptr, order_ptr, rows, group, LABELLED: tl.constexpr, BLOCK_M: tl.constexpr):
     """Indices of the `group`-th BLOCK_M rows of one kind, -1 past the end; and the number of all of them."""
     rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
     if order_ptr is not None:
-        # Beyond SCAN_LIMIT rows the host sorts: unlabelled rows first, each kind in ascending order.
-        unlabelled = tl.load(unlabelled_ptr)
-        count = rows - unlabelled if LABELLED else unlabelled
-        first = unlabelled if LABELLED else 0
-        index = tl.load(order_ptr + first + rank, mask=rank < count, other=-1).to(tl.int32)
+        count = tl.load(order_ptr + rows)
+        index = tl.load(order_ptr + rank, mask=rank < count, other=-1)
     else:
         # Rows come in chunks of 64. The chunks' running totals tell which chunk holds the wanted row; a
         # second scan finds its place in that chunk.
         lane = tl.arange(0, 64)
-        chunk = tl.arange(0, CHUNKS)
+        chunk = tl.arange(0, SCAN_LIMIT // 64)
         sizes = tl.sum(_wanted(mask_ptr, chunk[:, None] * 64 + lane[None, :], rows, LABELLED), 1)
         count = tl.sum(sizes, 0)
         ends = tl.cumsum(sizes, 0)
@@ -70,20 +84,112 @@ def _group_of_rows(
 
 
 @triton.jit
+def _products(
+    g_ptr,  # None: no g S
+    z_ptr,  # None: no z S
+    g_stride,
+    z_stride,
+    matrix_ptr,
+    row,
+    cols,
+    column_block,
+    D: tl.constexpr,
+    DOT: tl.constexpr,
+    PRECISION: tl.constexpr,
+    BLOCK_M: tl.constexpr,
+    BLOCK_N: tl.constexpr,
+    BLOCK_K: tl.constexpr,
+    TRIANGLE: tl.constexpr,
+):
+    """g S in one column block, and a product for which z . product is this block's share of z S z^T.
+
+    That is z S or, with TRIANGLE, half of it: S is symmetric, so its block in row i and column j contributes
+    as much as that in row j and column i, and one of the two is enough, doubled. Column block j takes its
+    diagonal block and the blocks above it up to half way round (the last one is above the first), so that all
+    programs have the same work: of n blocks (n - 1) / 2 above the diagonal and, if n is even, one more in the
+    second half of the column blocks.
+    """
+    a_gs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    a_zs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
+    # The bounds of the loops are not constants: ptxas unrolls a loop of known length fully (27 KB of code at
+    # D = 768, which every program runs through once) and needs different registers for every D.
+    UNIT: tl.constexpr = BLOCK_N if BLOCK_N > BLOCK_K else BLOCK_K
+    units = tl.cdiv(tl.num_programs(0) * BLOCK_N, UNIT)
+    length = units * UNIT
+    if TRIANGLE and z_ptr is not None:
+        mine = column_block * BLOCK_N // UNIT
+        above = (units - 1) // 2 + ((units % 2 == 0) & (mine >= units // 2)).to(tl.int32)
+        first = (mine - above + tl.where(mine < above, units, 0)) * UNIT
+        diagonal = above * UNIT
+        for step in range(0, diagonal + UNIT, BLOCK_K):
+            k = first + step
+            k -= tl.where(k >= length, length, 0)
+            a_zs *= tl.where(step == diagonal, 2.0, 1.0)
+            b_s = _block_of_matrix(matrix_ptr, k, cols, D, BLOCK_N, BLOCK_K).to(DOT)
+            if g_ptr is not None:
+                b_g = _block_of_rows(g_ptr, row, g_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+                a_gs = tl.dot(b_g, b_s, a_gs, input_precision=PRECISION)
+            b_z = _block_of_rows(z_ptr, row, z_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+            a_zs = tl.dot(b_z, b_s, a_zs, input_precision=PRECISION)
+        if g_ptr is not None:
+            for step in range(diagonal + UNIT, length, BLOCK_K):
+                k = first + step
+                k -= tl.where(k >= length, length, 0)
+                b_s = _block_of_matrix(matrix_ptr, k, cols, D, BLOCK_N, BLOCK_K).to(DOT)
+                b_g = _block_of_rows(g_ptr, row, g_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+                a_gs = tl.dot(b_g, b_s, a_gs, input_precision=PRECISION)
+    else:
+        for k in range(0, length, BLOCK_K):
+            b_s = _block_of_matrix(matrix_ptr, k, cols, D, BLOCK_N, BLOCK_K).to(DOT)
+            if g_ptr is not None:
+                b_g = _block_of_rows(g_ptr, row, g_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+                a_gs = tl.dot(b_g, b_s, a_gs, input_precision=PRECISION)
+            if z_ptr is not None:
+                b_z = _block_of_rows(z_ptr, row, z_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+                a_zs = tl.dot(b_z, b_s, a_zs, input_precision=PRECISION)
+    return a_gs, a_zs
+
+
+@triton.jit
+def _block_of_rows(x_ptr, row, stride, k, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Columns k to k + BLOCK_K of some rows; zero beyond D."""
+    inner = k + tl.arange(0, BLOCK_K)
+    pointers = x_ptr + (row[:, None] * stride + inner[None, :])
+    if D % BLOCK_N == 0 and D % BLOCK_K == 0:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=(inner < D)[None, :], other=0.0)
+
+
+@triton.jit
+def _block_of_matrix(matrix_ptr, k, cols, D: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Rows k to k + BLOCK_K of S in some columns; zero beyond D."""
+    inner = k + tl.arange(0, BLOCK_K)
+    pointers = matrix_ptr + inner[:, None].to(tl.int64) * D + cols[None, :]
+    if D % BLOCK_N == 0 and D % BLOCK_K == 0:
+        return tl.load(pointers)
+    else:
+        return tl.load(pointers, mask=(inner < D)[:, None] & (cols < D)[None, :], other=0.0)
+
+
+@triton.jit
 def _clamp01(x):
     return tl.minimum(tl.maximum(x, 0.0, propagate_nan=KEEP_NAN), 1.0, propagate_nan=KEEP_NAN)
 
 
 @triton.jit
 def _energy_of_group(partial_ptr, rank, valid, rows, column_blocks):
-    """E of one group from the shares of its column blocks, added in the order of the blocks."""
+    """E of one group from the shares of its column blocks, added in a fixed order."""
     inside = tl.zeros_like(rank).to(tl.float32)
     total = tl.zeros_like(rank).to(tl.float32)
-    for block in range(0, column_blocks):
-        share = partial_ptr + 2 * block * rows.to(tl.int64) + rank
+    # 16 blocks at a time: one block at a time is one round trip to L2 for each (12 at D = 768).
+    for start in range(0, column_blocks, 16):
+        block = start + tl.arange(0, 16)
+        share = partial_ptr + 2 * block[:, None] * rows.to(tl.int64) + rank[None, :]
+        m_share = (block < column_blocks)[:, None] & valid[None, :]
         # .cg: the shares were written by other programs, so they must come from L2, not from this SM's L1.
-        inside += tl.load(share, mask=valid, other=0.0, cache_modifier=".cg")
-        total += tl.load(share + rows, mask=valid, other=0.0, cache_modifier=".cg")
+        inside += tl.sum(tl.load(share, mask=m_share, other=0.0, cache_modifier=".cg"), 0)
+        total += tl.sum(tl.load(share + rows, mask=m_share, other=0.0, cache_modifier=".cg"), 0)
     return _clamp01(inside / tl.maximum(total, NORM_FLOOR, propagate_nan=KEEP_NAN))
 
 
@@ -110,14 +216,16 @@ def _arrive(counter_ptr, AMD: tl.constexpr):
     return earlier
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(
+    do_not_specialize=["rows", "first"],
+    do_not_specialize_on_alignment=["energy_ref_ptr", "scale_ptr", "count_ptr"],
+)
 def coordinate_kernel(
     g_ptr,  # (rows, D), row stride g_stride
     z_ptr,  # (rows, D), row stride z_stride
     z_ref_ptr,  # (rows, D), row stride z_ref_stride, read on labelled rows only; None: no anchor
     mask_ptr,  # (rows,) uint8, 1 = labelled
-    order_ptr,  # (rows,) int64, unlabelled rows first; None: found in the kernel
-    unlabelled_ptr,  # () int64 number of unlabelled rows, with order_ptr
+    order_ptr,  # the unlabelled rows as `compaction_kernel` lists them; None: found in the kernel
     matrix_ptr,  # (D, D) contiguous, symmetric
     energy_ref_ptr,  # () fp32, Ebar
     scale_ptr,  # () fp32, loss scale; None: 1
@@ -125,10 +233,11 @@ def coordinate_kernel(
     out_ptr,  # (rows, D) contiguous, dtype of g
     product_ptr,  # (rows, D) fp32 scratch for g S; may be out_ptr when out is fp32
     partial_ptr,  # (column blocks, 2, rows) fp32 scratch
-    arrivals_ptr,  # (row blocks,) int32, zero before and after
+    arrivals_ptr,  # (row blocks,) int32, zero before
     energy_ptr,  # (rows,) fp32: E, NaN on labelled rows
     tau_ptr,  # (rows,) fp32: tau, NaN on labelled rows
     rows,
+    first,  # row block of the first program
     g_stride,
     z_stride,
     z_ref_stride,
@@ -142,17 +251,14 @@ def coordinate_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    CHUNKS: tl.constexpr,
+    TRIANGLE: tl.constexpr,  # the energy from a triangle of S
+    TAIL: tl.constexpr,  # columns that the last program writes at a time
     AMD: tl.constexpr,
 ):
     column_block = tl.program_id(0)
-    group = tl.program_id(1)
-    # Not a constant: Triton unrolls a loop with a known bound, which costs registers.
+    group = first + tl.program_id(1)
     column_blocks = tl.num_programs(0)
-    EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
-    index, unlabelled = _group_of_rows(
-        mask_ptr, order_ptr, unlabelled_ptr, rows, group, False, BLOCK_M, CHUNKS
-    )
+    index, unlabelled = _group_of_rows(mask_ptr, order_ptr, rows, group, False, BLOCK_M)
     cols = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
     m_cols = cols < D
 
@@ -187,24 +293,23 @@ def coordinate_kernel(
         safe = tl.where(valid, index, 0).to(tl.int64)
         rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
         m_block = valid[:, None] & m_cols[None, :]
-        a_gs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        a_zs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for k in range(0, D, BLOCK_K):
-            inner = k + tl.arange(0, BLOCK_K)
-            p_g = g_ptr + safe[:, None] * g_stride + inner[None, :]
-            p_z = z_ptr + safe[:, None] * z_stride + inner[None, :]
-            p_s = matrix_ptr + inner[:, None].to(tl.int64) * D + cols[None, :]
-            if EVEN:
-                b_g, b_s = tl.load(p_g), tl.load(p_s)
-            else:
-                m_inner = inner < D
-                b_g = tl.load(p_g, mask=m_inner[None, :], other=0.0)
-                b_s = tl.load(p_s, mask=m_inner[:, None] & m_cols[None, :], other=0.0)
-            b_s = b_s.to(DOT)
-            a_gs = tl.dot(b_g.to(DOT), b_s, a_gs, input_precision=PRECISION)
-            if not UNIFORM:
-                b_z = tl.load(p_z) if EVEN else tl.load(p_z, mask=(inner < D)[None, :], other=0.0)
-                a_zs = tl.dot(b_z.to(DOT), b_s, a_zs, input_precision=PRECISION)
+        a_gs, a_zs = _products(
+            g_ptr,
+            None if UNIFORM else z_ptr,
+            g_stride,
+            z_stride,
+            matrix_ptr,
+            safe,
+            cols,
+            column_block,
+            D,
+            DOT,
+            PRECISION,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            TRIANGLE,
+        )
 
         if UNIFORM:  # tau = 1 needs no energy, so no program waits for another
             b_g = tl.load(g_ptr + safe[:, None] * g_stride + cols[None, :], mask=m_block, other=0.0).to(
@@ -227,8 +332,8 @@ def coordinate_kernel(
                 energy = _energy_of_group(partial_ptr, rank, valid, rows, column_blocks)
                 tau = _clamp01(1.0 - energy / (tl.load(energy_ref_ptr) + ENERGY_FLOOR))
                 weight = lambda_p * tau
-                for block in range(0, column_blocks):
-                    every = block * BLOCK_N + tl.arange(0, BLOCK_N)
+                for start in range(0, column_blocks * BLOCK_N, TAIL):
+                    every = start + tl.arange(0, TAIL)
                     m_every = valid[:, None] & (every < D)[None, :]
                     b_gs = tl.load(
                         product_ptr + safe[:, None] * D + every[None, :],
@@ -247,23 +352,22 @@ def coordinate_kernel(
                     )
                 tl.store(energy_ptr + safe, energy, mask=valid)
                 tl.store(tau_ptr + safe, tau, mask=valid)
-                tl.store(arrivals_ptr + group, 0)  # ready for the next launch without a memset
 
 
-@triton.jit(do_not_specialize=["rows"])
+@triton.jit(do_not_specialize=["rows", "first"], do_not_specialize_on_alignment=["energy_ref_ptr"])
 def labelled_energy_kernel(
     z_ptr,  # (rows, D), row stride z_stride
     mask_ptr,  # (rows,) uint8, 1 = labelled
-    order_ptr,  # as in coordinate_kernel
-    unlabelled_ptr,
+    order_ptr,  # the labelled rows as `compaction_kernel` lists them; None: found in the kernel
     matrix_ptr,  # (D, D) contiguous, symmetric
     energy_ref_ptr,  # () fp32, Ebar, updated in place when UPDATE
     used_ptr,  # () fp32: the value after the update
     sums_ptr,  # (2,) fp32: sum of E over labelled rows, their number
     partial_ptr,  # (column blocks, 2, rows) fp32 scratch
     group_sum_ptr,  # (row blocks,) fp32 scratch
-    arrivals_ptr,  # (row blocks + 1,) int32, zero before and after
+    arrivals_ptr,  # (1 + row blocks,) int32, zero before: all groups, then each
     rows,
+    first,  # row block of the first program
     z_stride,
     momentum,
     D: tl.constexpr,
@@ -273,15 +377,12 @@ def labelled_energy_kernel(
     BLOCK_M: tl.constexpr,
     BLOCK_N: tl.constexpr,
     BLOCK_K: tl.constexpr,
-    CHUNKS: tl.constexpr,
     AMD: tl.constexpr,
 ):
     column_block = tl.program_id(0)
-    group = tl.program_id(1)
-    # Not a constant: Triton unrolls a loop with a known bound, which costs registers.
+    group = first + tl.program_id(1)
     column_blocks = tl.num_programs(0)
-    EVEN: tl.constexpr = D % BLOCK_N == 0 and D % BLOCK_K == 0
-    index, labelled = _group_of_rows(mask_ptr, order_ptr, unlabelled_ptr, rows, group, True, BLOCK_M, CHUNKS)
+    index, labelled = _group_of_rows(mask_ptr, order_ptr, rows, group, True, BLOCK_M)
     cols = column_block * BLOCK_N + tl.arange(0, BLOCK_N)
     m_cols = cols < D
 
@@ -294,30 +395,33 @@ def labelled_energy_kernel(
         valid = index >= 0
         safe = tl.where(valid, index, 0).to(tl.int64)
         rank = group * BLOCK_M + tl.arange(0, BLOCK_M)
-        a_zs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
-        for k in range(0, D, BLOCK_K):
-            inner = k + tl.arange(0, BLOCK_K)
-            p_z = z_ptr + safe[:, None] * z_stride + inner[None, :]
-            p_s = matrix_ptr + inner[:, None].to(tl.int64) * D + cols[None, :]
-            if EVEN:
-                b_z, b_s = tl.load(p_z), tl.load(p_s)
-            else:
-                m_inner = inner < D
-                b_z = tl.load(p_z, mask=m_inner[None, :], other=0.0)
-                b_s = tl.load(p_s, mask=m_inner[:, None] & m_cols[None, :], other=0.0)
-            a_zs = tl.dot(b_z.to(DOT), b_s.to(DOT), a_zs, input_precision=PRECISION)
+        _, a_zs = _products(
+            None,
+            z_ptr,
+            None,
+            z_stride,
+            matrix_ptr,
+            safe,
+            cols,
+            column_block,
+            D,
+            DOT,
+            PRECISION,
+            BLOCK_M,
+            BLOCK_N,
+            BLOCK_K,
+            True,
+        )
         m_block = valid[:, None] & m_cols[None, :]
         b_z = tl.load(z_ptr + safe[:, None] * z_stride + cols[None, :], mask=m_block, other=0.0).to(
             tl.float32
         )
         _store_energy_shares(partial_ptr, b_z, a_zs, rank, valid, rows, column_block)
-        if _arrive(arrivals_ptr + group, AMD) == column_blocks - 1:
+        if _arrive(arrivals_ptr + 1 + group, AMD) == column_blocks - 1:
             energy = _energy_of_group(partial_ptr, rank, valid, rows, column_blocks)
             tl.store(group_sum_ptr + group, tl.sum(tl.where(valid, energy, 0.0), 0))
-            tl.store(arrivals_ptr + group, 0)
             groups = (labelled + BLOCK_M - 1) // BLOCK_M
-            all_groups = arrivals_ptr + tl.num_programs(1)
-            if _arrive(all_groups, AMD) == groups - 1:
+            if _arrive(arrivals_ptr, AMD) == groups - 1:
                 # The last group to arrive adds the sums of all groups, again in a fixed order.
                 total = 0.0
                 for start in range(0, groups, BLOCK_N):
@@ -333,6 +437,6 @@ def labelled_energy_kernel(
                 finite = tl.abs(mean) < float("inf")  # False for NaN too: such a batch leaves Ebar unchanged
                 after = tl.where(finite, momentum * before + (1.0 - momentum) * mean, before)
                 if UPDATE:
+                    tl.debug_barrier()  # every thread has read Ebar before one of them writes it
                     tl.store(energy_ref_ptr, after)
                 tl.store(used_ptr, after)
-                tl.store(all_groups, 0)

@@ -27,6 +27,7 @@ class Inputs(NamedTuple):
     energy_ref: Tensor  # (), the mean energy ratio Ebar of labelled features
     scale: Tensor | None = None  # (), the factor of the loss; None: 1
     labelled: Tensor | None = None  # (), number of labelled rows, averaged over ranks; None: counted here
+    half: Tensor | None = None  # (D, D), S in the 16-bit dtype of z; None: cast by the kernel that needs it
 
     def on(self, device: torch.device) -> Inputs:
         """The same inputs on a device."""

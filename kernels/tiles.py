@@ -7,7 +7,7 @@ hardware. `pick` reads them; `launch.coordinate(..., tile=Tile(...))` takes any 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import torch
 
@@ -15,20 +15,46 @@ from .ptx import active as ptx_machine
 
 
 class Tile(NamedTuple):
-    """block_m rows x block_n columns of S per program, block_k of the inner dimension at a time."""
+    """block_m rows x block_n columns of S per program, block_k of the inner dimension at a time.
+
+    With `triangle` the energy comes from a triangle of S.
+    """
 
     block_m: int
     block_n: int
     block_k: int
     warps: int
     stages: int
+    triangle: bool = False
+
+    @property
+    def tail(self) -> int:
+        """Columns of g S that the last program of a row block reads at a time: 32 elements of a thread.
+
+        >>> Tile(16, 64, 32, warps=4, stages=4).tail
+        256
+        """
+        return 32 * 32 * self.warps // self.block_m
+
+
+# How products are formed: of fp32 operands on the plain cores, in tf32 or three times in tf32 on the tensor
+# cores, or of 16-bit operands on the tensor cores.
+Products = Literal["fp32", "tf32", "tf32x3", "half"]
+ALL: tuple[Products, ...] = get_args(Products)
+
+
+def products(dtype: torch.dtype, precision: str) -> Products:
+    """The products of features in `dtype`; `precision` is as in `eagc_op`."""
+    if dtype != torch.float32:
+        return "fp32" if precision == "high" else "half"
+    return "tf32x3" if precision == "tf32x3" else "tf32" if precision == "tf32" else "fp32"
 
 
 @dataclass(frozen=True)
 class Entry:
-    """`tile(dtype)` serves up to `max_rows` rows and D up to `max_dim` on one family of architectures.
+    """`tile(products)` serves up to `max_rows` rows and D up to `max_dim` on one family of architectures.
 
-    `dtype` restricts the entry to features of that dtype.
+    The tile has `triangle` for the products named there. `only` restricts the entry to some products.
     """
 
     family: str
@@ -38,45 +64,77 @@ class Entry:
     block_n: int
     warps: int
     stages: int
-    dtype: torch.dtype | None = None
+    triangle: tuple[Products, ...] = ("fp32", "tf32x3")
+    only: tuple[Products, ...] = ALL
 
-    def tile(self, dtype: torch.dtype) -> Tile:
+    def tile(self, products: Products) -> Tile:
         # A step of the inner loop reads 128 bytes of a row in either width: one full cache line.
-        return Tile(self.block_m, self.block_n, 32 if dtype == torch.float32 else 64, self.warps, self.stages)
+        block_k = 64 if products == "half" else 32
+        return Tile(
+            self.block_m, self.block_n, block_k, self.warps, self.stages, triangle=products in self.triangle
+        )
 
 
-# Architectures of a family have similar shared memory per SM, and so the same tiles: 164-228 KB (wide),
-# 100 KB (narrow), 64 KB of LDS (cdna).
+# Architectures of a family get the same tiles. Shared memory per SM: 164-228 KB (wide, async), 100 KB
+# (narrow), 64 KB of LDS (cdna). The tensor cores of "async" work beside the warps and keep their sums. These
+# are compiled by the gate; `family` places the others.
 FAMILY = {
     "sm_80": "wide",
-    "sm_90": "wide",
-    "sm_100": "wide",
+    "sm_90": "async",
+    "sm_100": "async",
     "sm_86": "narrow",
     "sm_89": "narrow",
     "sm_120": "narrow",
     "gfx942": "cdna",
 }
 
+
+def family(arch: str) -> str:
+    """The family of an architecture: that of the known ones of its major version.
+
+    sm_87 has the shared memory of sm_80. An unknown major version gets the smaller tiles, which fit anywhere.
+
+    >>> [family(arch) for arch in ("sm_87", "sm_103", "sm_121", "gfx950", "sm_200")]
+    ['wide', 'async', 'narrow', 'cdna', 'narrow']
+    """
+    if arch in FAMILY:
+        return FAMILY[arch]
+    if arch.startswith("gfx"):
+        return "cdna"
+    if arch[:-1] in ("sm_9", "sm_10", "sm_11"):
+        return "async"
+    return "wide" if arch == "sm_87" else "narrow"
+
+
 ANY = 1 << 31
-SCAN_LIMIT = 4096  # up to here every program finds its rows itself; for more, they are sorted first
+SCAN_LIMIT = 512  # up to here every program finds its rows itself; for more, a kernel lists them first
 # Few rows: small blocks, because the number of programs, not their efficiency, limits the speed (256 rows of
 # which half are unlabelled give 8 row blocks of 16). Many rows: larger blocks, because every row block reads
-# all of S once. The warps are those with which ptxas does not spill at the gate's D. 4 warps spill in blocks
-# of 64 x 64 up to SCAN_LIMIT rows (fp32 on sm_90, bf16 on sm_86 and sm_120), and in bf16 also beyond (sm_80)
-# and in blocks of 32 x 64 (sm_86). 8 warps spill in fp32 beyond SCAN_LIMIT (sm_100, sm_120) and in blocks of
-# 32 x 64 (sm_120).
+# all of S once. Blocks of 64 x 64 with 8 warps would do every tensor product twice (a warp's instruction has
+# 16 rows, and the compiler puts 8 warps above each other); those of 64 x 128 do each once. tf32x3 spills with
+# them on all but sm_80.
+#
+# The triangle saves a fifth of the products and costs a second loop, whose pipeline has to fill again.
+# Counted in machine code (`eagc bench aot --triangle`) it pays where products are most of a step: with fp32
+# and tf32x3 everywhere (16 x 64 on sm_80 at D = 768: 13,426 instead of 16,152 instructions of a warp), with
+# the others in blocks of 64 x 128 (832 instead of 1,024 tensor instructions at D = 1,024), but not in smaller
+# ones (1,186 instead of 1,056 instructions, and those limit the speed there). On "async" the doubling of the
+# sums would have to wait for the tensor cores in every step.
 TABLE = (
     Entry("wide", 512, 384, 16, 32, 4, 4),
     Entry("wide", 512, 768, 16, 64, 4, 4),
     Entry("wide", 2048, ANY, 32, 64, 4, 4),
-    Entry("wide", SCAN_LIMIT, ANY, 64, 64, 8, 3),
-    Entry("wide", ANY, ANY, 64, 64, 4, 3, torch.float32),
-    Entry("wide", ANY, ANY, 64, 64, 8, 3),
+    Entry("wide", ANY, ANY, 64, 128, 8, 3, ALL),
+    Entry("async", 512, 384, 16, 32, 4, 4),
+    Entry("async", 512, 768, 16, 64, 4, 3, only=("tf32",)),  # labelled_energy spills with 4 stages
+    Entry("async", 512, 768, 16, 64, 4, 4),
+    Entry("async", 2048, ANY, 32, 64, 4, 4),
+    Entry("async", ANY, ANY, 32, 64, 4, 4, only=("tf32x3",)),
+    Entry("async", ANY, ANY, 64, 128, 8, 3),
     Entry("narrow", 512, 384, 16, 32, 4, 4),
-    Entry("narrow", 2048, ANY, 32, 64, 4, 4, torch.float32),
-    Entry("narrow", 2048, ANY, 32, 64, 8, 4),
-    Entry("narrow", SCAN_LIMIT, ANY, 64, 64, 8, 3),
-    Entry("narrow", ANY, ANY, 64, 64, 4, 3),
+    Entry("narrow", 2048, ANY, 32, 64, 4, 4),
+    Entry("narrow", ANY, ANY, 32, 64, 4, 4, only=("tf32x3",)),
+    Entry("narrow", ANY, ANY, 64, 128, 8, 3, ALL),
     Entry("cdna", 512, 768, 16, 64, 4, 2),
     Entry("cdna", 2048, ANY, 32, 64, 4, 2),
     Entry("cdna", ANY, ANY, 64, 64, 4, 2),
@@ -84,10 +142,10 @@ TABLE = (
 
 
 # Some calls need more registers and get a small tile: those with a D that the table's tiles do not divide
-# (bounds checks), with z_ref in a different dtype than z (both widths in flight), in tf32x3 (three products
-# for one), and with half inputs widened to fp32 products.
-SMALL = Entry("any", ANY, ANY, 16, 32, 4, 3)
-WIDENED = Entry("any", ANY, ANY, 16, 32, 4, 4)
+# (bounds checks), with z_ref in a different dtype than z (both widths in flight), and with half inputs
+# widened to fp32 products. On AMD each of the four waves has a matrix instruction of 16 columns.
+SMALL = Entry("any", ANY, ANY, 16, 32, 4, 3, ALL)
+SMALL_CDNA = Entry("cdna", ANY, ANY, 16, 64, 4, 2, ALL)
 
 
 def pick(
@@ -100,26 +158,27 @@ def pick(
 ) -> Tile:
     """The tile of the first entry of the architecture's family that covers the shape.
 
-    An unknown NVIDIA architecture gets the tiles of "narrow", an unknown AMD one those of "cdna". `dtype` is
-    the dtype of z, `z_ref_dtype` that of z_ref (None: no anchor), and `precision` is as in `eagc_op`.
+    If it does not divide D, the largest tile before it that does.
+
+    `dtype` is the dtype of z, `z_ref_dtype` that of z_ref (None: no anchor), `precision` as in `eagc_op`.
 
     >>> pick("sm_80", 256, 768, torch.float32)
-    Tile(block_m=16, block_n=64, block_k=32, warps=4, stages=4)
+    Tile(block_m=16, block_n=64, block_k=32, warps=4, stages=4, triangle=True)
     """
-    if precision == "high" and dtype != torch.float32:
-        return WIDENED.tile(torch.float32)
-    if precision == "tf32x3":
-        return SMALL.tile(dtype)
-    family = FAMILY.get(arch, "cdna" if arch.startswith("gfx") else "narrow")
-    entries = (e for e in TABLE if e.family == family and e.dtype in (None, dtype))
-    tile = next(e for e in entries if rows <= e.max_rows and dim <= e.max_dim).tile(dtype)
-    even = dim % tile.block_n == 0 and dim % tile.block_k == 0 and z_ref_dtype in (None, dtype)
-    return tile if even else SMALL.tile(dtype)
+    kind = products(dtype, precision)
+    small = SMALL_CDNA if family(arch) == "cdna" else SMALL
+    if kind == "fp32" and dtype != torch.float32:
+        return small.tile(kind)
+    tiles = [entry.tile(kind) for entry in _entries(arch, rows, dim, kind)]
+    divides = [tile for tile in tiles if dim % tile.block_n == 0 and dim % tile.block_k == 0]
+    return divides[-1] if divides and z_ref_dtype in (None, dtype) else small.tile(kind)
 
 
-def chunks(rows: int) -> int:
-    """The number of chunks of 64 rows that the kernels scan, a power of two; not used beyond SCAN_LIMIT."""
-    return 1 << max(0, -(-min(rows, SCAN_LIMIT) // 64) - 1).bit_length()
+def _entries(arch: str, rows: int, dim: int, kind: Products) -> list[Entry]:
+    """The entries of the family up to the first that covers the shape."""
+    entries = [entry for entry in TABLE if entry.family == family(arch) and kind in entry.only]
+    covers = next(i for i, e in enumerate(entries) if rows <= e.max_rows and dim <= e.max_dim)
+    return entries[: covers + 1]
 
 
 def architecture(device: torch.device) -> str:

@@ -14,13 +14,11 @@ import torch
 from torch import Tensor
 
 from . import formulas
-from .copies import as_dtype, derived
+from .panels import PANEL, upper_panels
 from .records import Coordination, Inputs
 
 # Bounds the temporaries; larger blocks fall out of the cache and were 5 % slower at 4,096 rows.
 ROWS_AT_ONCE = 1024
-# Columns of the triangle at a time: wider panels waste products, narrower ones are too small to be fast.
-PANEL = 128
 
 
 def coordinate(g: Tensor, inputs: Inputs, settings: Coordination) -> Tensor:
@@ -39,7 +37,7 @@ def coordinate(g: Tensor, inputs: Inputs, settings: Coordination) -> Tensor:
             drift = _take(inputs.z, rows, dtype).sub_(_take(inputs.z_ref, rows, dtype))
             out.index_add_(0, rows, drift, alpha=step)
     if settings.lambda_p != 0:
-        matrix = as_dtype(inputs.matrix, dtype)
+        matrix = inputs.matrix.to(dtype)
         for rows, _, tau in _unlabelled_blocks(inputs, settings):
             active = tau.nonzero().view(-1)  # NaN counts as non-zero: a non-finite row is not skipped
             rows = rows.index_select(0, active)
@@ -103,25 +101,10 @@ def _unlabelled_blocks(inputs: Inputs, settings: Coordination) -> Iterator[tuple
 def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:
     """`formulas.energy_ratio` for a symmetric matrix, from its upper triangle, in the dtype of z."""
     products = torch.empty_like(z)
-    panels = derived(matrix, ("panels", z.dtype), lambda matrix: _upper_panels(matrix.to(z.dtype)))
-    for panel, columns in zip(panels, products.split(PANEL, 1)):
+    for panel, columns in zip(upper_panels(matrix, z.dtype), products.split(PANEL, 1)):
         torch.mm(z.narrow(1, 0, panel.shape[0]), panel, out=columns)
     total = torch.linalg.vector_norm(z, dim=1).square_()  # one pass; a vecdot would store the squares
     return formulas.clamped_ratio(products.mul_(z).sum(1), total)
-
-
-def _upper_panels(matrix: Tensor) -> list[Tensor]:
-    """Column panels of S down to the diagonal block.
-
-    Entries above that block are doubled, to stand for their mirror images too. Doubling the columns of z
-    instead, panel by panel, would save this copy but measured slower.
-    """
-    panels = []
-    for start in range(0, matrix.shape[0], PANEL):
-        panel = matrix[: start + PANEL, start : start + PANEL].clone()
-        panel[:start] *= 2
-        panels.append(panel)
-    return panels
 
 
 def _compute_dtype(z: Tensor) -> torch.dtype:

@@ -18,7 +18,7 @@ from accelerate.utils import broadcast
 
 from eagc_ops.training.analysis.accuracy import Accuracy, accuracy
 from eagc_ops.training.analysis.diagnosis import Diagnose
-from eagc_ops.training.analysis.estimate_k import all_features, estimate_k
+from eagc_ops.training.analysis.estimate_k import estimate_k
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.jobs import Job
@@ -26,6 +26,7 @@ from eagc_ops.training.engine.loop import Callback, Evaluation, Loop
 from eagc_ops.training.engine.preconditions import changed, check_run
 from eagc_ops.training.engine.ranks import attended
 from eagc_ops.training.engine.run_folder import RunFolder, writing
+from eagc_ops.training.models.features import pretrained_features
 
 __all__ = ["evaluate", "resume", "run_job", "train"]
 
@@ -75,6 +76,7 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
     if which not in ("last", "best"):
         raise ConfigError(f"which must be one of last, best, got {which!r}")
     experiment = Experiment(changed(folder.config, changes))
+    folder.check(experiment.facts)
     tensors, _ = experiment.read_checkpoint(folder.last if which == "last" else folder.best)
     experiment.student.load(tensors)
     return Accuracy(**_evaluation(experiment).scores)
@@ -89,9 +91,7 @@ def run_job(job: Job) -> dict[str, Any]:
 
 
 def _fit(experiment: Experiment, folder: RunFolder, callbacks: Sequence[Callback]) -> dict[str, Any]:
-    diagnose = experiment.config.diagnose
-    diagnosis = [] if diagnose is None else [Diagnose(diagnose)]
-    return Loop(experiment, folder, _evaluation, [*diagnosis, *callbacks]).fit()
+    return Loop(experiment, folder, _evaluation, [Diagnose(), *callbacks]).fit()
 
 
 def _evaluation(experiment: Experiment) -> Evaluation:
@@ -114,7 +114,10 @@ def _with_estimated_k(config: Config) -> tuple[Config, dict[str, Any] | None]:
     if config.k != "estimate":
         return config, None
     experiment = Experiment(config.replace(k=None))
-    features, label = all_features(experiment.student.encoder, experiment.batches)
+    features, label = pretrained_features(
+        experiment.student.encoder, experiment.batches, experiment.facts.images, experiment.main
+    )
+    # The search has a seed of its own, so that runs with different seeds train for the same K.
     estimate = estimate_k(features, label, experiment.data.known, progress=experiment.main)
     # Processes may round differently, so all use the main one's number.
     k = int(broadcast(torch.tensor(estimate.k, device=experiment.device)))

@@ -19,6 +19,7 @@ COMMANDS = {
     "roofline": "a picture: measured points of this device, modelled points of four GPUs",
     "overhead": "the paper's overhead table: steps, memory, evaluation, reference model, trunk cache",
     "conceptor": "S and Ebar from features: time, error, symmetry, eigenvalues",
+    "estimate": "the search for the number of classes: as published, and with shared first centers",
     "all": "all of the above, with pictures",
     "aot": "compile the kernels for GPUs that are absent: registers, spills, shared memory",
     "compare": "two results files: ratios, and which measurements became worse",

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from eagc_ops.bench.commands import conceptor, operator, overhead, roofline, throughput
+from eagc_ops.bench.commands import conceptor, estimate, operator, overhead, roofline, throughput
 from eagc_ops.bench.commands.options import FEWER_ROUNDS, command_parser
 
 
@@ -39,6 +39,8 @@ def run(arguments: argparse.Namespace) -> int:
     overhead.run(options(overhead, "overhead", "--picture", str(folder / "overhead.svg")))
     print("\n## Conceptor\n", flush=True)
     conceptor.run(options(conceptor, "conceptor"))
+    print("\n## Number of classes\n", flush=True)
+    estimate.run(options(estimate, "estimate"))
     print("\n## Roofline\n", flush=True)
     measured = load(folder / "throughput.json")["throughput"]
     roofline.run(options(roofline, "roofline", "--picture", str(folder / "roofline.svg")), measured)

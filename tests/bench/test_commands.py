@@ -1,8 +1,21 @@
 """`eagc bench`: refusals before anything is measured, arguments of the measuring, and results saved first."""
 
-import pytest
+from types import SimpleNamespace
 
-from eagc_ops.bench import commands, conceptor, operator, overhead, pictures, roofline, tables, throughput
+import pytest
+import triton
+
+from eagc_ops.bench import (
+    commands,
+    conceptor,
+    estimate,
+    operator,
+    overhead,
+    pictures,
+    roofline,
+    tables,
+    throughput,
+)
 from eagc_ops.bench.commands import main
 from eagc_ops.bench.commands.options import device
 from eagc_ops.bench.commands.overhead import BACKBONES
@@ -11,6 +24,7 @@ from eagc_ops.bench.results_file import load, save
 from eagc_ops.kernels import aot
 from eagc_ops.table import Table
 from eagc_ops.training import data as training_data
+from eagc_ops.training.data import gcd
 
 ROWS = [{"kind": "measured", "a": 1}]
 RESULTS = dict.fromkeys(("steps", "evaluation", "reference", "epochs", "conceptor", "paper"), ROWS) | {
@@ -73,6 +87,7 @@ MULTIPLE_OF_4 = "must be a positive multiple of 4, got"
         ("overhead --picture x.foo", "--picture: must be a file name that ends in .svg or .png, got x.foo"),
         ("overhead --row 8", "unknown option --row; did you mean --rows?"),
         ("roofline --picture x", "--picture: must be a file name that ends in .svg or .png, got x"),
+        ("roofline --measured x", "--measured: x is not a results file of `eagc bench`"),
         ("throughput --rows 16 1", "--rows: must be a whole number >= 4, got 1"),
         ("throughput --dims 0", "--dims: must be a whole number >= 4, got 0"),
         ("throughput --budget 0", "--budget: must be a positive number of seconds, got 0"),
@@ -126,6 +141,16 @@ def test_overhead_gets_the_data_set_which_is_opened_once(measured, monkeypatch):
     assert opened == [data] and data.name == "digits" and data.image_size == image_size == 224
 
 
+def test_overhead_reads_the_data_set_once_up_to_the_measuring(monkeypatch):
+    """From the command line to the batch of a step; the rest of `overhead` gets that batch and the images."""
+    read, read_images = [], gcd.read_images
+    monkeypatch.setattr(gcd, "read_images", lambda *which: read.append(which) or read_images(*which))
+    monkeypatch.setattr(overhead, "make_setting", stop)
+    with pytest.raises(Stop):
+        main(["overhead", "--dataset", "digits"])
+    assert read == [("digits", None)]
+
+
 def test_throughput_gets_the_options(measured):
     argv = "throughput --quick --rows 8 4 --dims 16 --dtypes fp32 --budget 0.5"
     assert main(argv.split()) == 0
@@ -139,6 +164,73 @@ def test_a_bug_in_the_measuring_is_not_taken_for_a_wrong_option(monkeypatch):
     monkeypatch.setattr(overhead, "overhead", broken)
     with pytest.raises(ValueError, match="shapes differ"):
         main(["overhead"])
+
+
+NEEDED = ".".join(map(str, aot.LOWEST_TRITON))
+
+
+def test_the_gate_refuses_an_older_triton_before_it_compiles(monkeypatch, capsys):
+    monkeypatch.setattr(triton, "__version__", "3.4.0")
+    monkeypatch.setattr(aot, "ProcessPoolExecutor", None)
+    line = refused(capsys, "aot")
+    assert f"needs Triton {NEEDED} or later" in line and "this is Triton 3.4.0" in line
+
+
+@pytest.mark.parametrize(
+    ("place", "name", "replacement", "words"),
+    [
+        (triton, "knobs", None, "AttributeError: module 'triton' has no attribute 'knobs'"),
+        (triton.knobs, "nvidia", None, "has no attribute 'nvidia'"),
+        (triton.compiler, "ASTSource", None, "has no attribute 'ASTSource'"),
+        (triton.compiler, "ASTSource", lambda kernel, signature: None, "TypeError"),
+        (triton.backends.compiler, "GPUTarget", None, "has no attribute 'GPUTarget'"),
+        (aot, "compiled_kernel", lambda case: SimpleNamespace(), "has no attribute 'metadata'"),
+        (
+            aot,
+            "compiled_kernel",
+            lambda case: SimpleNamespace(metadata=SimpleNamespace(shared=0), asm={}),
+            "KeyError: 'ptx'",
+        ),
+        (
+            aot,
+            "compiled_kernel",
+            lambda case: SimpleNamespace(metadata=SimpleNamespace(shared=0), asm={"ptx": ""}),
+            "its compiler's report has no 'Used",
+        ),
+    ],
+    ids=[
+        "knobs",
+        "knobs of NVIDIA",
+        "source",
+        "form of a source",
+        "target",
+        "metadata",
+        "assembly",
+        "report",
+    ],
+)
+def test_the_gate_refuses_a_triton_with_other_internals(place, name, replacement, words, monkeypatch, capsys):
+    """In one line, from a real process of the pool; a newer Triton may lack any of these."""
+    if replacement:
+        monkeypatch.setattr(place, name, replacement)
+    else:
+        monkeypatch.delattr(place, name)
+    first = next(aot.cases())
+    monkeypatch.setattr(aot, "cases", lambda **_: iter([first]))
+    line = refused(capsys, "aot", "--jobs", 1)
+    assert f"needs Triton {NEEDED} or later" in line and words in line
+
+
+def test_a_roofline_without_the_gate_has_measured_points_only(monkeypatch, capsys, tmp_path):
+    drawn = []
+    monkeypatch.setattr(triton, "__version__", "3.4.0")
+    monkeypatch.setattr(throughput, "throughput_rows", lambda *_: ROWS)
+    monkeypatch.setattr(roofline, "measured_roofs", lambda _: {"flop_per_s": 1e9, "bytes_per_s": 1e9})
+    monkeypatch.setattr(pictures, "draw_roofline", lambda *arguments: drawn.append(arguments[2:4]))
+    assert main(["roofline", "--picture", str(tmp_path / "r.svg")]) == 0
+    line = capsys.readouterr().err
+    assert line.startswith("no modelled points: ") and f"needs Triton {NEEDED}" in line
+    assert line.count("\n") == 1 and drawn == [(ROWS, [])]
 
 
 class Stop(Exception):
@@ -168,6 +260,7 @@ COMMANDS = {  # stand-ins for the measuring, and the function that comes after i
         {(conceptor, "conceptor_tables"): {"settings": {}, "times": ROWS, "quality": ROWS}},
         (tables, "conceptor_times"),
     ),
+    "estimate": ({(estimate, "estimate_rows"): ROWS}, (tables, "estimate")),
     "aot": ({(aot, "cases"): [], (aot, "compile_all"): []}, (tables, "aot")),
 }
 
@@ -185,6 +278,33 @@ def test_results_are_saved_whatever_happens_to_tables_and_pictures(name, tmp_pat
     assert record["benchmark"] == name
     key = {"roofline": "measured", "conceptor": "times", "aot": "cases", "overhead": "steps"}.get(name, name)
     assert record[key] == ([] if name == "aot" else ROWS)
+
+
+def test_kept_points_are_not_measured_again(monkeypatch, tmp_path, capsys):
+    """The header is that of the measured points; what modelled the others stands beside them."""
+    roofs = {"flop_per_s": 8e10, "bytes_per_s": 1e10}
+    before = {
+        "date": "2026-01-01",
+        "machine": {"cpu": "some CPU", "gpus": []},
+        "versions": {},
+        "commit": "abc",
+    }
+    save(tmp_path / "a.json", "roofline", {**before, "roofs": roofs, "measured": ROWS})
+    for function in ((throughput, "throughput_rows"), (roofline, "measured_roofs")):
+        monkeypatch.setattr(*function, stop)
+    monkeypatch.setattr(roofline, "modelled_rows", lambda *_: [])
+    monkeypatch.setattr(pictures, "draw_roofline", lambda *_: None)
+    files = ["--measured", str(tmp_path / "a.json"), "-o", str(tmp_path / "b.json")]
+    assert main(["roofline", *files, "--picture", str(tmp_path / "b.svg")]) == 0
+    assert "some CPU, one thread: product 80.0 GFLOP/s" in capsys.readouterr().out
+    kept = load(tmp_path / "b.json")
+    assert {key: kept[key] for key in before} == before
+    assert (kept["roofs"], kept["measured"]) == (roofs, ROWS)
+    assert kept["modelled_with"]["date"] > "2026-01-01" and kept["modelled_with"]["versions"]["torch"]
+    save(tmp_path / "d.json", "operator", {})
+    with pytest.raises(SystemExit):
+        main(["roofline", "--measured", str(tmp_path / "d.json")])
+    assert "must be results of `eagc bench roofline`" in capsys.readouterr().err
 
 
 def test_pictures_are_drawn_before_tables_are_printed(measured, monkeypatch, tmp_path):
@@ -216,10 +336,10 @@ def test_all_is_every_command_with_its_file(tmp_path, monkeypatch):
             save(arguments.output, "throughput", {"throughput": ROWS})
         assert (measured == ROWS) == (arguments.command == "roofline")
 
-    for name in ("operator", "throughput", "overhead", "conceptor", "roofline"):
+    for name in ("operator", "throughput", "overhead", "conceptor", "estimate", "roofline"):
         monkeypatch.setattr(f"eagc_ops.bench.commands.{name}.run", keep)
     assert main(["all", "--quick", "-o", str(tmp_path / "r")]) == 0
-    assert list(seen) == ["operator", "throughput", "overhead", "conceptor", "roofline"]
+    assert list(seen) == ["operator", "throughput", "overhead", "conceptor", "estimate", "roofline"]
     assert all(own.quick and own.output == tmp_path / "r" / f"{name}.json" for name, own in seen.items())
     assert {name: own.picture for name, own in seen.items() if hasattr(own, "picture")} == {
         name: tmp_path / "r" / f"{name}.svg" for name in ("overhead", "roofline")

@@ -18,7 +18,7 @@ from eagc_ops.bench.steps import (
     make_setting,
 )
 from eagc_ops.kernels import formulas
-from eagc_ops.kernels.torch_path import _upper_panels
+from eagc_ops.kernels.panels import upper_panels
 from eagc_ops.training.data import train_loader
 from eagc_ops.training.data.rows import rows_of
 from eagc_ops.training.data.trunk_cache import CachedViews, PixelViews, trunk_cache
@@ -126,12 +126,11 @@ def test_memory_of_eagc_is_one_block_and_the_subspace(setting):
     block = sum(p.nbytes for p in setting.vit.blocks[-1].parameters())
     vit = sum(p.nbytes for p in setting.vit.parameters())
     subspace = setting.subspace.matrix.nbytes
-    triangle = sum(
-        panel.nbytes for panel in _upper_panels(setting.subspace.matrix)
-    )  # the copy the CPU path keeps
-    assert (
-        memory[OURS].parameters - memory[OURS_BASELINE].parameters == block + subspace + triangle + 4
-    )  # and Ebar, 4 bytes
+    # What the CPU path keeps.
+    triangle = sum(panel.nbytes for panel in upper_panels(setting.subspace.matrix, torch.float32))
+    # S is there in fp32, bf16 and fp16; Ebar has 4 bytes.
+    expected = block + 2 * subspace + triangle + 4
+    assert memory[OURS].parameters - memory[OURS_BASELINE].parameters == expected
     assert memory[RELEASED_EAGC].parameters - memory[RELEASED].parameters == vit + subspace
     trained = block + sum(p.nbytes for p in Step(setting, BY_NAME[OURS]).method.parameters())
     assert {m.optimizer for m in memory.values()} == {trained}  # momentum

@@ -1,13 +1,17 @@
 """The files around the code agree with it: version bounds, citation, workflow, issue template, hooks."""
 
+import functools
 import re
 import subprocess
 import sys
+from typing import Any
 
 import yaml
 from documents import ROOT
+from packaging.version import Version
 
 import eagc_ops
+from eagc_ops.kernels import aot
 
 
 def pins(file: str) -> dict[str, str]:
@@ -15,25 +19,42 @@ def pins(file: str) -> dict[str, str]:
     return dict(line.split("==") for line in lines if line and not line.startswith("#"))
 
 
-def floors(extra: str = "") -> dict[str, str]:
-    """Package -> lowest version, as setup.py declares them (with an extra: those of the extra alone)."""
+@functools.cache
+def arguments_of_setup() -> dict[str, Any]:
+    """The arguments with which setup.py calls `setup`."""
     code = "import setuptools, runpy; setuptools.setup = lambda **s: print(s); runpy.run_path('setup.py')"
     ran = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    settings = eval(ran.stdout)
-    bounds = settings["extras_require"][extra] if extra else settings["install_requires"]
+    return eval(ran.stdout)
+
+
+def floors(*extras: str) -> dict[str, str]:
+    """Package -> lowest version, as setup.py declares them for the package with these extras."""
+    bounds = arguments_of_setup()["install_requires"] + [
+        bound for extra in extras for bound in arguments_of_setup()["extras_require"][extra]
+    ]
     return dict(re.match(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", bound).groups() for bound in bounds)
 
 
-def test_the_lowest_versions_are_those_of_setup_py():
-    bounds, lowest = {**floors(), **floors("test")}, pins("constraints-lowest.txt")
-    assert lowest.keys() == bounds.keys()
+def test_every_lowest_version_of_setup_py_is_installed_by_test_lowest():
+    """The extras of docs and dev are left out: they hold tools of developers."""
+    makefile = (ROOT / "Makefile").read_text()
+    extras = re.search(r"-c constraints-lowest.txt -e '.\[([\w,]+)\]'", makefile)[1].split(",")
+    bounds, lowest = floors(*extras), pins("constraints-lowest.txt")
+    assert bounds.keys() == floors("train", "bench", "test", "examples").keys() == lowest.keys()
     for name, bound in bounds.items():
-        short = lowest[name].split(".")[: len(bound.split("."))]
-        assert ".".join(short) == bound, f"{name}: setup.py says >= {bound}"
+        assert Version(lowest[name]) == Version(bound), f"{name}: setup.py says >= {bound}"
+
+
+def test_the_compile_gate_names_the_versions_of_triton_it_was_tested_with():
+    for version, file in (
+        (aot.LOWEST_TRITON, "constraints-lowest.txt"),
+        (aot.TESTED_TRITON, "constraints.txt"),
+    ):
+        assert pins(file)["triton"].startswith(".".join(map(str, version)) + ".")
 
 
 def test_every_dependency_has_a_tested_version():
-    assert {**floors(), **floors("all")}.keys() <= pins("constraints.txt").keys()
+    assert floors("all").keys() <= pins("constraints.txt").keys()
 
 
 def test_every_bound_has_its_reason_beside_it():

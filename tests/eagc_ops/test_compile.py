@@ -33,7 +33,7 @@ def test_opcheck_of_the_backward_op(impl, anchored, scale):
 def test_opcheck_of_the_forward_op(impl):
     case = make_case(12, 16)
     result = torch.library.opcheck(
-        observe_op, (case.z, case.mask, case.matrix, case.energy_ref.clone(), 0.9, "", impl, "auto")
+        observe_op, (case.z, case.mask, case.matrix, case.energy_ref.clone(), None, 0.9, "", impl, "auto")
     )
     assert set(result.values()) == {"SUCCESS"} and len(result) == 4
 
@@ -112,6 +112,40 @@ def test_inductor_gives_the_same_values():
         results.append(train(torch.compile(model, fullgraph=True) if compiled else model, case))
     for mine, expected in zip(*results):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_nothing_in_a_compiled_step_keeps_it_from_cuda_graphs():
+    """As far as a CPU can show: the values of mode="reduce-overhead", and no op in the graphs of forward and
+    backward that inductor keeps out of CUDA graphs. The trees themselves need a GPU; `eagc selftest` runs
+    them there. What they refuse in an op, memory kept alive, tests/kernels/test_launch.py looks for.
+    """
+    from functorch.compile import make_boxed_func
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._inductor.utils import get_first_incompatible_cudagraph_node
+
+    graphs = []
+
+    def note(graph, inputs):
+        graphs.append(graph)
+        return make_boxed_func(graph.forward)
+
+    backend = aot_autograd(fw_compiler=note, bw_compiler=note)
+    results = []
+    for compiler in (None, {"backend": backend}, {"mode": "reduce-overhead"}):
+        torch._dynamo.reset()
+        case = make_case(24, 16)
+        options = {"energy_momentum": 0.5, "record": True}
+        model = Model(EAGC(Subspace(case.matrix, case.energy_ref), **options), "token")
+        run = torch.compile(model, fullgraph=True, **compiler) if compiler else model
+        results.append([*train(run, case), model.eagc.energy_ref.clone()])
+    for others in results[1:]:
+        for mine, expected in zip(others, results[0]):
+            torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6)
+    assert len(graphs) == 2
+    ours = [node.target for graph in graphs for node in graph.graph.nodes if "eagc" in str(node.target)]
+    assert {str(op) for op in ours} >= {"eagc.coordinate.default", "eagc.energies.default"}
+    for graph in graphs:
+        assert get_first_incompatible_cudagraph_node(graph) is None
 
 
 def test_a_token_forgotten_in_a_compiled_function_shows():

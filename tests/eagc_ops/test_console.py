@@ -1,5 +1,6 @@
 """The parser of all commands, and what becomes of an error."""
 
+import sys
 import warnings
 
 import pytest
@@ -82,3 +83,13 @@ def test_a_warning_is_one_line(capsys):
 
 def test_one_line():
     assert console.one_line("a\n  b\tc") == "a b c"
+
+
+@pytest.mark.parametrize("installed", [True, False])
+def test_a_bar_needs_no_tqdm_and_leaves_the_output_alone(installed, capsys, monkeypatch):
+    """Standard output gets the lines and nothing else; standard error is no terminal here, so no bar."""
+    if not installed:
+        monkeypatch.setitem(sys.modules, "tqdm", None)  # makes the import fail
+    for item in console.bar([1, 2], "cases"):
+        console.say(f"case {item}")
+    assert capsys.readouterr() == ("case 1\ncase 2\n", "")

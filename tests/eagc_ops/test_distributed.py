@@ -80,6 +80,19 @@ if rank == 0:
             assert torch.equal(eagc.energy_ref, case.energy_ref)
 out["alone"] = alone
 
+# DDP broadcasts rank 0's buffers before a forward; the 16-bit copies of S come with S.
+own = EAGC(Subspace(torch.eye(8) * (0.25 + rank / 2), 0.5))
+model = nn.Sequential(nn.Linear(8, 8)).append(own)
+model.forward = lambda x: own(model[0](x), None, torch.zeros(len(x), dtype=torch.bool))
+run = nn.parallel.DistributedDataParallel(model) if world > 1 else model
+with torch.no_grad():
+    own.set_subspace(Subspace(torch.eye(8) * (0.5 + rank / 4), 0.5))
+run(torch.ones(4, 8)).sum().backward()
+halves = torch.stack([own._half(dtype).float() for dtype in (torch.bfloat16, torch.float16)])
+seen = [torch.empty_like(halves) for _ in range(world)]
+dist.all_gather(seen, halves)
+out["halves"] = torch.stack(seen)
+
 fitted = torch.randn(40, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(5))
 rows = slice(0, 15) if rank == 0 else slice(15, 40)
 subspace = Subspace.conceptor(fitted[rows] if world > 1 else fitted, process_group=dist.group.WORLD)
@@ -120,6 +133,11 @@ def test_two_ranks_equal_one(ranks, mode, bound):
     one, two = (result[mode] for result in ranks)
     assert relative(two["grad"], one["grad"]) < bound
     torch.testing.assert_close(two["energy_ref"], one["energy_ref"].expand(2), rtol=1e-6, atol=0)
+
+
+def test_the_half_copies_come_with_the_subspace_in_ddp(ranks):
+    for result in ranks:
+        assert (result["halves"] == torch.eye(8) * 0.5).all()
 
 
 def test_a_subspace_fitted_by_two_ranks_equals_that_of_one(ranks):

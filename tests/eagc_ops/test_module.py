@@ -185,6 +185,117 @@ class TestState:
         )
 
 
+def loaded(module, case, assign=False):
+    module.load_state_dict(module_of(case).state_dict(), assign=assign)
+    return module
+
+
+def written(module, case):
+    module.matrix.copy_(case.matrix)
+    module(case.z.bfloat16(), None, case.mask)
+    return module
+
+
+def given(module, case):
+    module.set_subspace(Subspace(case.matrix, case.energy_ref))
+    return module
+
+
+def written_and_copied(module, case):
+    """Written before a copy, which has a different count of writes."""
+    module.matrix.copy_(case.matrix)
+    return copy.deepcopy(module)
+
+
+class TestHalfCopies:
+    """S in 16 bits, for the kernel's products with half features."""
+
+    @pytest.mark.parametrize(
+        "change",
+        [
+            lambda module, case: module_of(case),
+            lambda module, case: module_of(case).half(),
+            lambda module, case: module_of(case).bfloat16(),
+            lambda module, case: module_of(case).double(),
+            lambda module, case: copy.deepcopy(module_of(case)),
+            lambda module, case: pickle.loads(pickle.dumps(module_of(case))),
+            given,
+            written,
+            written_and_copied,
+            loaded,
+            lambda module, case: loaded(module, case, assign=True),
+            lambda module, case: loaded(module.to("meta"), case, assign=True),
+            lambda module, case: loaded(module.to("meta").to_empty(device="cpu"), case),
+            lambda module, case: nn.Sequential(loaded(module, case)).to("cpu", torch.float16)[0],
+        ],
+        ids=[
+            *(
+                "made",
+                "half",
+                "bfloat16",
+                "double",
+                "deepcopy",
+                "pickle",
+                "set_subspace",
+                "written",
+                "copied",
+            ),
+            *("loaded", "assigned", "meta", "empty", "parent"),
+        ],
+    )
+    def test_follow_the_subspace(self, change):
+        case = make_case()
+        module = change(EAGC(Subspace(torch.eye(24) * 0.5, 0.1)), case)
+        assert torch.equal(module.matrix, case.matrix)
+        for dtype in (torch.bfloat16, torch.float16):
+            assert torch.equal(module._half(dtype), case.matrix.to(dtype))
+        assert module._half(torch.float32) is None and module._half(torch.float64) is None
+
+    @pytest.mark.parametrize("change", [given, loaded, written])
+    def test_change_in_place_where_a_captured_graph_reads_them(self, change):
+        module = EAGC(Subspace(torch.eye(24) * 0.5, 0.1))
+        names = ("matrix", "energy_ref", "matrix_bf16", "matrix_fp16")
+        before = [getattr(module, name).data_ptr() for name in names]
+        change(module, make_case())
+        assert [getattr(module, name).data_ptr() for name in names] == before
+
+    def test_are_not_in_the_state(self):
+        assert set(module_of(make_case()).state_dict()) == {"matrix", "energy_ref", "_extra_state"}
+
+    @pytest.mark.interpreter
+    @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+    def test_are_what_the_kernels_multiply_with(self, dtype, monkeypatch):
+        """Forward and backward; the function, which has no copy, casts S itself to the same bits."""
+        from eagc_ops.kernels import launch
+
+        case = make_case(dtype=dtype)
+        module = module_of(case, energy_momentum=0.5, impl="triton")
+        used = []
+        operand = launch._operand
+
+        def spy(inputs, dtype):
+            used.append(operand(inputs, dtype))
+            return used[-1]
+
+        monkeypatch.setattr(launch, "_operand", spy)
+        z = case.z.clone().requires_grad_()
+        grad = torch.autograd.grad(module(z, case.z_ref, case.mask), z, case.g)[0]
+        assert [x.data_ptr() for x in used] == [module._half(dtype).data_ptr()] * 2
+        function = eagc_op(
+            z, case.z_ref, case.mask, module.subspace, energy_ref=module.energy_ref, impl="triton"
+        )
+        assert torch.equal(torch.autograd.grad(function, z, case.g)[0], grad)
+        assert used[-1].dtype == dtype and torch.equal(used[-1], used[0])
+
+
+def test_a_subspace_of_a_different_size_is_refused():
+    module = module_of(make_case(dim=24))
+    with pytest.raises(ValueError, match="subspace has D=8 but the module has D=24"):
+        module.set_subspace(Subspace(torch.eye(8) * 0.5, 0.5))
+    with pytest.raises(TypeError, match="subspace must be a Subspace, got Tensor"):
+        module.set_subspace(torch.eye(24))
+
+
 class TestRecording:
     def test_keeps_energy_and_tau_of_the_last_call(self, impl):
         case = make_case(60, 32)

@@ -1,11 +1,13 @@
 """`eagc selftest`: passes here, and fails on an implementation that is wrong in any way it looks for."""
 
+import json
 import re
+from dataclasses import replace
 
 import pytest
 import torch
 
-from eagc_ops import kernels, selftest, selftest_command
+from eagc_ops import kernels, scenarios, selftest, selftest_command
 from eagc_ops.kernels import Coordination, Inputs, torch_path
 
 CPU = torch.device("cpu")
@@ -147,6 +149,65 @@ def test_what_raises_is_a_failed_case_and_leaves_torch_as_it_was(results, capsys
     assert out.endswith(" passed, 13 failed\n")
 
 
+def test_a_failed_scenario_fails_the_command(capsys, monkeypatch):
+    monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
+    monkeypatch.setitem(scenarios.SCENARIOS, "sliced mask", (lambda device: "bits differ on streams", False))
+    assert selftest_command.main(["--device", "cpu"]) == 1
+    out = capsys.readouterr().out
+    assert "\nsliced mask: FAIL: bits differ on streams\n" in out and out.endswith(" passed, 1 failed\n")
+
+
+def test_on_a_cpu_it_says_what_was_not_run_and_why(capsys, monkeypatch):
+    monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
+    assert selftest_command.main(["--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "\nsliced mask: ok\n" in out
+    assert "\nTriton kernels: not run, z is on the CPU, where only Triton's interpreter runs" in out
+    for name in ("two streams", "graph capture and replay", "torch.compile reduce-overhead"):
+        assert f"\n{name}: not run, needs a GPU, the device is cpu\n" in out
+
+
+def test_json_holds_all_that_a_report_needs(capsys, monkeypatch):
+    monkeypatch.setattr(selftest, "SMALL_SHAPES", ((7, 33),))
+    assert selftest_command.main(["--device", "cpu", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert report["versions"]["torch"] and report["arguments"] == ["--device", "cpu", "--json"]
+    assert report["failures"] == 0 and {result["verdict"] for result in report["results"]} == {"ok"}
+    assert report["scenarios"]["sliced mask"] == "ok" and report["scenarios"]["two streams"] == "not run"
+    assert set(report["not_run"]) == {"Triton kernels", *scenarios.SCENARIOS} - {"sliced mask"}
+
+
+def test_a_quick_run_on_a_gpu_compiles_a_quarter_of_the_kernels_of_a_full_one(monkeypatch):
+    """Cases that differ in the labelled share only have the same kernel. Quick runs keep every dtype,
+    precision and form, rows that are no multiple of 4, and rows beyond those that the kernel looks through.
+    """
+    monkeypatch.setattr(kernels, "why_not_triton", lambda device, dtype: dtype == torch.float64)
+    gpu = torch.device("cuda")
+    quick, full, races = (
+        {replace(case, labelled=0.5) for case in selftest.cases(gpu, **options) if case.impl == "triton"}
+        for options in ({}, {"full": True}, {"races": True})
+    )
+    assert len(quick) <= 30 < 90 <= len(full)
+    for kind in ("dtype", "precision", "form"):
+        assert {getattr(case, kind) for case in quick} == {getattr(case, kind) for case in full}
+    for cases in (quick, full):
+        assert any(case.rows % 4 for case in cases if case.dim == 768)
+        assert any(case.rows > 4096 for case in cases)
+    assert len(races) == 6 and {case.dtype for case in races} == {case.dtype for case in full}
+    assert all(case.impl == "triton" for case in selftest.cases(gpu, races=True))
+
+
+def test_torchs_tf32_does_not_reach_the_comparisons():
+    before = torch.backends.cuda.matmul.fp32_precision
+    torch.backends.cuda.matmul.fp32_precision = "tf32"
+    try:
+        with selftest.exact_products():
+            assert torch.backends.cuda.matmul.fp32_precision == "ieee"
+        assert torch.backends.cuda.matmul.fp32_precision == "tf32"
+    finally:
+        torch.backends.cuda.matmul.fp32_precision = before
+
+
 def test_passes_here(results, capsys):
     assert all(r.verdict == "ok" for r in results())
     assert selftest_command.main(["--device", "cpu"]) == 0
@@ -182,8 +243,19 @@ def test_a_wrong_triton_launch_fails(monkeypatch, dropped):
             )
 
 
-@pytest.mark.parametrize("arguments", [["--device", "cuda:99"], ["--repeats", "0"], ["--fast"]])
-def test_refuses_bad_options(arguments, capsys):
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--device", "cuda:99"], "--device cuda:99 cannot be used: "),
+        (["--repeats", "0"], "--repeats: must be a whole number >= 1, got 0"),
+        (["--fast"], "unknown option --fast"),
+        (["--quick", "--full"], "--full: not allowed with argument --quick"),
+        (["--device", "cpu", "--races"], "--races: Triton's sanitizer needs an NVIDIA GPU"),
+    ],
+)
+def test_refuses_bad_options(arguments, words, capsys):
     with pytest.raises(SystemExit) as exit:
         selftest_command.main(arguments)
     assert exit.value.code == 2
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"eagc selftest: {words}")

@@ -2,7 +2,6 @@
 in Triton's interpreter.
 """
 
-import itertools
 import random
 
 import pytest
@@ -33,6 +32,41 @@ def test_many_blocks_in_both_directions(launch, tile, shape):
     out, energy, _ = launch.coordinate(case.g, case.inputs, SETTINGS, tile=tile)
     assert_close_to_oracle(out, case)
     torch.testing.assert_close(energy[~case.mask].double(), case.oracle()[1][~case.mask], rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("dim", [16, 32, 48, 64, 70])
+@pytest.mark.parametrize(("block_n", "block_k"), [(16, 16), (32, 16), (16, 32)])
+def test_the_energy_from_a_triangle(launch, dim, block_n, block_k):
+    """One, two, three, ... blocks of S, an even and an odd number of them, blocks wider than a step and
+    narrower, D divisible by them and not: every pair of blocks counts once from one side.
+    """
+    case = make_case(16, dim)
+    tile = SMALL._replace(block_n=block_n, block_k=block_k, triangle=True)
+    out, energy, _ = launch.coordinate(case.g, case.inputs, SETTINGS, tile=tile)
+    assert_close_to_oracle(out, case)
+    torch.testing.assert_close(energy[~case.mask].double(), case.oracle()[1][~case.mask], rtol=0, atol=1e-6)
+    sums, _ = launch.labelled_energy(case.inputs, 0.9, update=False, tile=tile)
+    exact = formulas.labelled_energy(case.z.double(), case.mask, case.matrix.double())
+    torch.testing.assert_close(sums.double(), exact, rtol=1e-6, atol=0)
+
+
+def test_the_triangle_reads_one_half_of_the_matrix(launch):
+    """With two blocks, column block 1 takes the block above its diagonal block, and block 0 only its own."""
+    case = make_case(20, 32, labelled=0.0)
+    spoilt = case.matrix.clone()
+    spoilt[16:, :16] = 7.0
+    whole, half = (
+        launch.coordinate(
+            case.g,
+            case.inputs._replace(matrix=spoilt),
+            SETTINGS,
+            tile=SMALL._replace(triangle=triangle),
+        ).energy
+        for triangle in (False, True)
+    )
+    exact = case.oracle().energy
+    torch.testing.assert_close(half.double(), exact, rtol=0, atol=1e-6)
+    assert (whole.double() - exact).abs().max() > 0.1
 
 
 def test_the_papers_size(launch):
@@ -107,13 +141,6 @@ def test_the_floors_are_those_of_the_formulas(launch, monkeypatch):
         torch.testing.assert_close(weight.double(), exact_weight, rtol=0, atol=1e-5)
 
 
-def test_arrival_counters_are_left_at_zero(launch):
-    case = make_case(70, 64)
-    launch.coordinate(case.g, case.inputs, SETTINGS, tile=SMALL)
-    launch.labelled_energy(case.inputs, 0.9, update=True, tile=SMALL)
-    assert launch._counters and all((counters == 0).all() for counters in launch._counters.values())
-
-
 @pytest.mark.parametrize("rows", [63, 64, 65, 200, 1000])
 @pytest.mark.parametrize("labelled", [0.02, 0.5, 0.98])
 def test_compaction_finds_every_row(launch, rows, labelled):
@@ -139,6 +166,41 @@ def test_more_rows_than_the_kernel_looks_through_itself(launch):
         rtol=1e-6,
         atol=0,
     )
+
+
+@pytest.mark.parametrize("rows", [1, 513, 4096, 4097, 9000])
+@pytest.mark.parametrize(("labelled", "kind"), [(0.0, True), (0.01, True), (0.5, False), (1.0, True)])
+def test_the_list_of_rows_is_complete_and_in_order(launch, rows, labelled, kind):
+    mask = torch.rand(rows, generator=torch.Generator().manual_seed(rows)) < labelled
+    order = torch.full((rows + 1,), -7, dtype=torch.int32)
+    for block in (launch.COMPACTED, 256 if rows < 1000 else 1024):
+        launch.compaction_kernel[(-(-rows // block),)](mask.view(torch.uint8), order, rows, kind, block)
+        (expected,) = (mask == kind).nonzero(as_tuple=True)
+        count = order[rows].item()
+        assert count == len(expected) and torch.equal(order[:count].long(), expected)
+
+
+@pytest.mark.parametrize(("rows", "launches"), [(512, 2), (513, 4)])
+def test_the_papers_sizes_need_one_launch_and_more_rows_one_more(launch, monkeypatch, rows, launches):
+    calls = []
+    for name in ("compaction_kernel", "coordinate_kernel", "labelled_energy_kernel"):
+        monkeypatch.setattr(launch, name, _Spy(None, calls))
+    case = make_case(rows, 16)
+    launch.coordinate(case.g, case.inputs, SETTINGS)
+    launch.labelled_energy(case.inputs, 0.9, update=True)
+    assert len(calls) == launches
+
+
+def test_a_mask_that_starts_anywhere(launch):
+    """The mask of the second view is a slice: it is copied to where the kernel reads it."""
+    case = make_case(40, 16)
+    longer = torch.cat([torch.ones(3, dtype=torch.bool), case.mask])
+    sliced = case.inputs._replace(mask=longer[3:])
+    assert sliced.mask.data_ptr() % 16
+    for mine, expected in zip(
+        launch.coordinate(case.g, sliced, SETTINGS), launch.coordinate(case.g, case.inputs, SETTINGS)
+    ):
+        assert torch.equal(mine.nan_to_num(7.0), expected.nan_to_num(7.0))
 
 
 def test_addresses_beyond_32_bits(launch, monkeypatch):
@@ -175,21 +237,21 @@ def test_addresses_beyond_32_bits(launch, monkeypatch):
     ],
     ids=str,
 )
-@pytest.mark.parametrize("hip", [None, "7.0"])
+@pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
 def test_a_launch_on_a_gpu_has_the_constants_it_was_compiled_with(
-    launch, monkeypatch, precision, dtype, expected, hip
+    launch, monkeypatch, precision, dtype, expected, arch
 ):
     """What `aot` compiles is what is launched: the constants of a launch, the device's vendor included."""
     calls = []
     monkeypatch.setattr(launch, "coordinate_kernel", _Spy(None, calls))
     monkeypatch.setattr(launch, "INTERPRETED", False)
-    monkeypatch.setattr(torch.version, "hip", hip)
+    monkeypatch.setattr(launch, "architecture", lambda device: arch)
     case = make_case(20, 32, dtype=dtype)
     launch.coordinate(case.g, case.inputs, SETTINGS, precision=precision)
     (found,) = calls
-    tile = pick("interpreter", 20, 32, dtype, precision)
+    tile = pick(arch, 20, 32, dtype, precision)
     assert (
-        found["AMD"] == (hip is not None)
+        found["AMD"] == (arch == "gfx942")
         and found["PRECISION"] == expected["PRECISION"]
         and str(found["DOT"]) == expected["DOT"]
     )
@@ -203,44 +265,10 @@ def test_a_launch_on_a_gpu_has_the_constants_it_was_compiled_with(
 def test_a_reference_of_a_different_dtype_gets_the_small_tile(launch, monkeypatch):
     calls = []
     monkeypatch.setattr(launch, "coordinate_kernel", _Spy(None, calls))
-    case = make_case(3000, 64, dtype=torch.bfloat16)
+    case = make_case(3000, 128, dtype=torch.bfloat16)
     for z_ref in (case.z_ref, case.z_ref.float()):
         launch.coordinate(case.g, case.inputs._replace(z_ref=z_ref), SETTINGS)
     assert [call["BLOCK_M"] for call in calls] == [64, SMALL_ENTRY.block_m]
-
-
-def test_autotune_times_every_tile_of_the_table(launch):
-    timed = []
-
-    def timer(run):
-        timed.append(run())
-        return float(len(timed))
-
-    result = launch.autotune(20, 32, torch.float32, torch.device("cpu"), timer)
-    assert len(result) == len(timed) >= 5 and all(isinstance(tile, Tile) for tile in result)
-
-
-def test_warmup_launches_what_a_module_will(launch, monkeypatch):
-    """Both kernels, the module's anchor and tau, with and without z_ref (half and fp32), scale and count, on
-    the module's own matrix.
-    """
-    seen = {"coordinate": [], "labelled_energy": []}
-    for name, calls in seen.items():
-        kernel = getattr(launch, f"{name}_kernel")
-        monkeypatch.setattr(launch, f"{name}_kernel", _Spy(kernel, calls))
-    matrix = torch.eye(16) * 0.5
-    launch.warmup(20, torch.bfloat16, matrix, SETTINGS._replace(anchor="sum", tau="uniform"))
-    calls = [(c["z_ref_ptr"], c["scale_ptr"], c["count_ptr"]) for c in seen["coordinate"]]
-    forms = {
-        (z_ref if z_ref is None else z_ref.dtype, scale is None, count is None)
-        for z_ref, scale, count in calls
-    }
-    dtypes = (None, torch.bfloat16, torch.float32)
-    assert forms == set(itertools.product(dtypes, (True, False), (True, False))) and len(calls) == 12
-    assert {c["MEAN"] for c in seen["coordinate"]} == {False}
-    assert {c["UNIFORM"] for c in seen["coordinate"]} == {True}
-    assert {c["UPDATE"] for c in seen["labelled_energy"]} == {True, False}
-    assert all((counters == 0).all() for counters in launch._counters.values())
 
 
 class _Spy:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from eagc_ops.console import Parser, command, path
+from eagc_ops.places import writable_file
 from eagc_ops.training.config import SPECS
 from eagc_ops.training.config.places import check_root, check_split_file
 
@@ -12,7 +13,10 @@ def main(argv: list[str]) -> int:
     """Inspect data sets on disk."""
     parser = Parser(prog="eagc data", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
-    line = "compare a data set with the published counts and list its faults (exit code 1 if it has any)"
+    line = (
+        "open every image, compare the data set with the published counts, and list its faults "
+        "(exit code 1 if it has any)"
+    )
     check = commands.add_parser("verify", help=line, description=line)
     check.add_argument("--dataset", required=True, choices=tuple(SPECS), help="data set")
     check.add_argument("--root", type=path, help="its folder, unless the images come with a package")
@@ -21,6 +25,16 @@ def main(argv: list[str]) -> int:
         type=path,
         help="class split of SSB data sets (.pkl or .json) or of a plain image folder",
     )
+    check.add_argument(
+        "--deep", action="store_true", help="decode all pixels instead of headers and ends of files"
+    )
+    check.add_argument(
+        "--skip-unreadable",
+        type=path,
+        metavar="FILE",
+        help="write the training images that cannot be read to FILE (.json), with which `eagc train "
+        "--skip-unreadable FILE` trains without them",
+    )
     arguments = parser.parse_args(argv)
     if arguments.command is None:
         parser.error(f"COMMAND is missing; choose one of {', '.join(commands.choices)}")
@@ -28,8 +42,25 @@ def main(argv: list[str]) -> int:
     if arguments.split_file is not None:  # without one, the images are checked all the same
         check_split_file(arguments.dataset, arguments.split_file, "--split-file")
 
-    from eagc_ops.training.data import verify  # torchvision takes seconds to import
+    file = arguments.skip_unreadable
+    if file is not None:
+        writable_file("--skip-unreadable", file)
 
-    verification = verify(arguments.dataset, arguments.root, arguments.split_file)
+    # torchvision takes seconds to import.
+    from eagc_ops.training.data import verify
+    from eagc_ops.training.data.image_files import read_list, write_list
+
+    if file is not None and file.exists():
+        read_list(file)  # anything but an older list is not replaced
+    verification = verify(
+        arguments.dataset, arguments.root, arguments.split_file, deep=arguments.deep, progress=True
+    )
     print(verification)
+    if file is not None and verification.home is not None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        write_list(file, verification.home, dict(verification.unreadable))
+        print(
+            f"{len(verification.unreadable):,} unreadable training images are listed in {file}; "
+            f"eagc train --skip-unreadable {file} trains without them"
+        )
     return 0 if verification.ok else 1

@@ -16,7 +16,18 @@ from eagc_ops.training.config import (
 )
 from eagc_ops.training.engine.preconditions import check_run
 
-SETTINGS = ("dataset", "root", "split_file", "image_size", "backbone", "weights", "seed", "device", "workers")
+SETTINGS = (
+    "dataset",
+    "root",
+    "split_file",
+    "skip_unreadable",
+    "image_size",
+    "backbone",
+    "weights",
+    "seed",
+    "device",
+    "workers",
+)
 
 
 @command("eagc estimate-k", as_options)
@@ -28,18 +39,29 @@ def main(argv: list[str]) -> int:
         "--search", choices=("brent", "bisection"), default="brent", help="how K is searched [brent]"
     )
     parser.add_argument(
-        "--largest", type=whole_number(), default=1000, metavar="N", help="largest K that is tried [1000]"
+        "--largest",
+        type=whole_number(),
+        metavar="N",
+        help="largest K that is tried [1000, or less if there are few images]",
     )
     parser.add_argument(
-        "--restarts", type=whole_number(), default=10, metavar="N", help="restarts of every k-means [10]"
+        "--restarts",
+        type=whole_number(),
+        metavar="N",
+        help="k-means per candidate K, of which the best counts [10, or fewer if there are many images]",
+    )
+    parser.add_argument(
+        "--published",
+        action="store_true",
+        help="search as GCD does: each k-means starts afresh, up to K = 1000 (ten times slower and more)",
     )
     settings = vars(parser.parse_args(argv))
-    search = {name: settings.pop(name) for name in ("search", "largest", "restarts")}
+    search = {name: settings.pop(name) for name in ("search", "largest", "restarts", "published")}
     # The batch size is not used, but it must fit a small data set.
     config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
     check_run(config)
     known = SPECS[config.dataset].known
-    if search["largest"] <= known:
+    if search["largest"] is not None and search["largest"] <= known:
         parser.error(
             f"--largest must be > {known}, the number of known classes of {config.dataset}, "
             f"got {search['largest']}"
@@ -48,14 +70,15 @@ def main(argv: list[str]) -> int:
         writable_folder("the folder of encoders,", RUNS)
 
     # Accelerate, timm and scikit-learn take seconds to import: --help and wrong options do not wait for them.
-    from eagc_ops.training.analysis.estimate_k import all_features, estimate_k
+    from eagc_ops.training.analysis.estimate_k import estimate_k
     from eagc_ops.training.engine.experiment import Experiment
     from eagc_ops.training.engine.pretraining import with_encoder
+    from eagc_ops.training.models.features import pretrained_features
 
     experiment = Experiment(config if "weights" in settings else with_encoder(config, RUNS))
-    features, label = all_features(experiment.student.encoder, experiment.batches)
-    known = experiment.data.known
-    estimate = estimate_k(features, label, known, **search, progress=True)
+    known, images = experiment.data.known, experiment.facts.images
+    features, label = pretrained_features(experiment.student.encoder, experiment.batches, images, True)
+    estimate = estimate_k(features, label, known, **search, seed=config.seed, progress=True)
     for k, accuracy in sorted(estimate.tried.items()):
         print(f"K {k:5}  labelled accuracy {accuracy:.2%}")
     print(f"estimated K: {estimate.k}, of which {known} are known")

@@ -66,6 +66,11 @@ class Config(Settings):
     split_file: Annotated[Place | None, MACHINE] = Field(
         None, description="file with the class split; SSB data sets and image folders need one"
     )
+    skip_unreadable: Annotated[Place | None, MACHINE] = Field(
+        None,
+        description="list of image files to train without; `eagc data verify --skip-unreadable` writes it, "
+        "and resuming needs the same one",
+    )
     image_size: int | None = Field(
         None, ge=1, le=4096, description="side of the square input in pixels; none: the data set's own"
     )
@@ -474,7 +479,9 @@ def from_json(values: Any) -> Config:
     if not isinstance(values, dict) or not isinstance(values.get("method"), str):
         raise ConfigError("a configuration must be a JSON object with a key 'method'")
     cls = config_class(values["method"])
-    missing = [name for name in cls.model_fields if name not in values]
+    # A setting of the machine that an earlier version did not have has its default: it affects no number.
+    free = cls.machine_settings()
+    missing = [name for name in cls.model_fields if name not in values and name not in free]
     if missing:
         raise ConfigError(
             f"the configuration lacks {', '.join(missing)}; "

@@ -11,7 +11,8 @@ Read the files in the order in which data passes through them:
 7. `batches`       all loaders of a run, over images or over cached tokens (`batches`)
 8. `rows`          a batch as rows on the device of the student (`rows_of`)
 
-`verification` compares a root with the published counts (`verify`). `pickles` reads published pickle files
+`verification` opens all files of a root and compares it with the published counts (`verify`). `image_files`
+reads an image, and the list of files that a run leaves out. `pickles` reads published pickle files
 safely. Published facts about the data sets (`SPECS`) are in `config/datasets.py`.
 
 >>> import torch

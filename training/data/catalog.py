@@ -5,7 +5,9 @@ comes next: it turns class indices into labels.
 """
 
 import hashlib
+import os
 import warnings
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -14,10 +16,11 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
-from torchvision.datasets.folder import IMG_EXTENSIONS, find_classes, make_dataset, pil_loader
+from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from eagc_ops.training.config.datasets import DATASETS, SPECS
 from eagc_ops.training.config.places import check_root
+from eagc_ops.training.data.image_files import read_image
 from eagc_ops.training.data.pickles import ARRAYS, read_pickle
 
 
@@ -28,20 +31,17 @@ class Images:
     source: list[str] | np.ndarray  # paths, or uint8 pixels (N, H, W) or (N, H, W, 3)
     targets: np.ndarray  # int64 (N,), class index before re-indexing
     names: tuple[str, ...] = ()  # folder names by class index, for trees of folders
+    home: str = ""  # folder below which the files lie
     notes: tuple[str, ...] = ()  # which folder was read, and similar remarks for the user
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def image(self, position: int) -> Image.Image:
-        """The image, decoded by PIL. A file is converted to RGB; its EXIF orientation is ignored."""
+        """The image; one from a file is in RGB (`read_image`)."""
         if isinstance(self.source, np.ndarray):
             return Image.fromarray(self.source[position])
-        try:
-            return pil_loader(self.source[position])
-        except (OSError, SyntaxError, ValueError) as error:
-            # PIL's message does not always name the file.
-            raise OSError(f"cannot read the image {self.source[position]}: {error}") from error
+        return read_image(self.source[position])
 
 
 def read_images(name: str, root: str | Path | None, part: str = "train") -> Images:
@@ -75,7 +75,7 @@ def read_images(name: str, root: str | Path | None, part: str = "train") -> Imag
     except ValueError as error:
         raise ValueError(f"{spec.title} in {home}: {error}. Expected there: {spec.layout}") from error
     where = "a folder inside the root" if nested else "the root itself"
-    return replace(images, notes=(f"{spec.title} read from {home}, {where}", *images.notes))
+    return replace(images, home=str(home), notes=(f"{spec.title} read from {home}, {where}", *images.notes))
 
 
 def imagenet100_wnids() -> list[str]:
@@ -133,7 +133,7 @@ def _cifar(home: Path, part: str, official: type[CIFAR10], key: str) -> Images:
 def _imagenet100(home: Path, part: str) -> Images:
     # Chosen by wnid, not by rank: with only 100 folders on disk, ranks would silently pick different classes.
     directory, wnids = home / ("train" if part == "train" else "val"), imagenet100_wnids()
-    folders = find_classes(directory)[0]
+    folders = _class_folders(directory)[0]
     absent = sorted(set(wnids) - set(folders))
     if absent:
         raise ValueError(
@@ -141,10 +141,9 @@ def _imagenet100(home: Path, part: str) -> Images:
             f"wnids, the first is {absent[0]}. Other subsets are named ImageNet-100 too; use the 1,000 "
             "folders of ImageNet, or the right 100 of them"
         )
-    return replace(
-        _tree(directory, wnids),
-        notes=(f"{len(folders)} wnid folders on disk, the protocol's 100 chosen by wnid",),
-    )
+    images = _tree(directory, wnids)
+    chosen = f"{len(folders)} wnid folders on disk, the protocol's 100 chosen by wnid"
+    return replace(images, notes=(chosen, *images.notes))
 
 
 def _cub(home: Path, part: str) -> Images:
@@ -202,7 +201,9 @@ def _aircraft(home: Path, part: str) -> Images:
 
 def _herbarium19(home: Path, part: str) -> Images:
     directory = home / ("small-train" if part == "train" else "small-validation")
-    names = find_classes(directory)[0]  # sorted as strings, the protocol's order: "0", "1", "10", "100", ...
+    names = _class_folders(directory)[
+        0
+    ]  # sorted as strings, the protocol's order: "0", "1", "10", "100", ...
     expected = sorted(str(i) for i in range(683))
     foreign, absent = sorted(set(names) - set(expected)), sorted(set(expected) - set(names), key=int)
     if foreign or (absent and part == "train"):
@@ -215,7 +216,11 @@ def _herbarium19(home: Path, part: str) -> Images:
 
 
 def _folder(home: Path, _part: str) -> Images:
-    return _tree(home, find_classes(home)[0])
+    names, notes = _class_folders(home)
+    if not names:
+        raise FileNotFoundError("it has no class folders")
+    images = _tree(home, names)
+    return replace(images, notes=(*notes, *images.notes))
 
 
 def _digits() -> Images:
@@ -226,13 +231,53 @@ def _digits() -> Images:
     return Images(pixels, digits.target.astype(np.int64), notes=("digits come with scikit-learn",))
 
 
+def _class_folders(directory: Path) -> tuple[list[str], tuple[str, ...]]:
+    """Names of the class folders, sorted as strings, and notes on what else there is."""
+    with os.scandir(directory) as found:
+        entries = sorted(found, key=lambda entry: entry.name)
+    folders = [entry.name for entry in entries if entry.is_dir()]
+    hidden = [name for name in folders if name.startswith(".")]
+    loose = sum(not entry.is_dir() and not entry.name.startswith(".") for entry in entries)
+    notes = []
+    if hidden:
+        notes.append(f"hidden folders are no classes: {', '.join(hidden)}")
+    if loose:
+        notes.append(f"files beside the class folders, left out: {loose:,}")
+    return [name for name in folders if not name.startswith(".")], tuple(notes)
+
+
 def _tree(directory: Path, names: list[str], allow_empty: bool = False) -> Images:
-    samples = make_dataset(
-        directory, {name: i for i, name in enumerate(names)}, IMG_EXTENSIONS, allow_empty=allow_empty
-    )
-    return Images(
-        [path for path, _ in samples], np.array([label for _, label in samples], np.int64), tuple(names)
-    )
+    """The images below the class folders `names`, in torchvision's order.
+
+    Hidden files and folders are left out: programs keep copies and thumbnails there.
+    """
+    paths, targets, others, hidden, empty = [], [], Counter(), 0, []
+    for index, name in enumerate(names):
+        before = len(paths)
+        for folder, _, files in sorted(os.walk(directory / name, followlinks=True)):
+            inside = os.path.relpath(folder, directory / name).split(os.sep)
+            for file in sorted(files):
+                if file.startswith(".") or any(part.startswith(".") and part != "." for part in inside):
+                    hidden += 1
+                elif file.lower().endswith(IMG_EXTENSIONS):
+                    paths.append(os.path.join(folder, file))
+                else:
+                    others[os.path.splitext(file)[1].lower() or "no extension"] += 1
+        targets += [index] * (len(paths) - before)
+        if len(paths) == before:
+            empty.append(name)
+    notes = []
+    if others:
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(others.items()))
+        notes.append(f"files of other types, left out: {kinds}")
+    if hidden:
+        notes.append(f"hidden files, left out: {hidden:,}")
+    if empty and not allow_empty:
+        raise FileNotFoundError(
+            f"{len(empty)} class folders have no image ({', '.join(empty[:5])}); images are "
+            f"{', '.join(IMG_EXTENSIONS)}" + "".join(f"; {note}" for note in notes)
+        )
+    return Images(paths, np.array(targets, np.int64), tuple(names), notes=tuple(notes))
 
 
 def _pairs(file: Path) -> dict[str, str]:

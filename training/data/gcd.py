@@ -1,8 +1,10 @@
 """A data set made ready for Generalized Category Discovery: labelled part, unlabelled part, transforms."""
 
 import hashlib
+import os
+import warnings
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,8 @@ from torch.utils.data import Dataset
 
 from eagc_ops.training.config.datasets import SPECS
 from eagc_ops.training.data.catalog import Images, read_images
-from eagc_ops.training.data.splits import class_split, label_map, labelled_positions
+from eagc_ops.training.data.image_files import read_list, shown
+from eagc_ops.training.data.splits import class_split, label_map, labelled_positions, missing_labels
 from eagc_ops.training.data.transforms import TRANSFORMS
 
 
@@ -63,7 +66,7 @@ class GCDData:
     test_transform: Callable[[Image.Image], Tensor]
     image_size: int
     channels: int
-    split_hash: str  # sha256 of the positions of L (in their order) and U, and of the two class lists
+    split_hash: str  # sha256 of the positions on disk of L (in their order) and U, and of the class lists
     notes: tuple[str, ...]  # which folder and which split were read
 
     @property
@@ -77,12 +80,15 @@ def open_data(
     *,
     split_file: str | Path | None = None,
     image_size: int | None = None,
+    skip_unreadable: str | Path | None = None,
 ) -> GCDData:
     """Open the data set `name` (one of `DATASETS`) under `root`. No image is decoded here.
 
     Args:
         split_file: the class split of CUB, Cars, Aircraft and `folder`: see `class_split`. Default: None.
         image_size: side of the transformed images in pixels. Default: the data set's own, 224 (digits: 16).
+        skip_unreadable: the list of files to leave out, which `eagc data verify` writes. They leave after L
+            is drawn, so every other image stays in L or in U. Default: None, all files are used.
 
     >>> data = open_data("digits")
     >>> data.known, data.novel, len(data.labelled), len(data.unlabelled)
@@ -94,12 +100,26 @@ def open_data(
     spec = SPECS[name]
     split = class_split(name, split_file, images.names)
     labelled, unlabelled = labelled_positions(images.targets, split, permuted=spec.permuted)
+    notes = (*images.notes, *split.notes)
+    kept = np.arange(len(images))
+    if skip_unreadable is not None:
+        kept, note = _without(images, skip_unreadable)
+        labelled, unlabelled = (part[np.isin(part, kept)] for part in (labelled, unlabelled))
+        if len(labelled) == 0:
+            raise ValueError(f"skip_unreadable {str(skip_unreadable)!r} leaves no labelled image")
+        warnings.warn(note, stacklevel=2)
+        notes = (*notes, note)
+    if fault := missing_labels(images.targets[labelled], split, images.names):
+        warnings.warn(fault, stacklevel=2)
     labels = label_map(split)
     size = spec.image_size if image_size is None else image_size
     train, test = TRANSFORMS[spec.transforms](size)
     digest = hashlib.sha256()
     for part in (labelled, unlabelled, split.known, split.novel):
         digest.update(len(part).to_bytes(8, "little") + np.asarray(part, "<i8").tobytes())
+    if len(kept) < len(images):  # uq_idx runs from 0 to the number of images that are used
+        images = replace(images, source=[images.source[i] for i in kept], targets=images.targets[kept])
+        labelled, unlabelled = np.searchsorted(kept, labelled), np.searchsorted(kept, unlabelled)
     return GCDData(
         name=name,
         known=len(split.known),
@@ -111,5 +131,21 @@ def open_data(
         image_size=size,
         channels=spec.channels,
         split_hash=digest.hexdigest(),
-        notes=(*images.notes, *split.notes),
+        notes=notes,
     )
+
+
+def _without(images: Images, file: str | Path) -> tuple[np.ndarray, str]:
+    """Positions of the images that the list in `file` does not name, and a note on how many it does."""
+    files = images.source if isinstance(images.source, list) else []
+    listed = {os.path.normpath(os.path.join(images.home, path)): path for path in read_list(file)}
+    positions = {os.path.normpath(path): i for i, path in enumerate(files)}
+    foreign = [listed[path] for path in listed if path not in positions]
+    if foreign:
+        raise ValueError(
+            f"skip_unreadable {str(file)!r} names {len(foreign)} files that are no training images below "
+            f"{images.home}, the first is {shown(foreign[0])}: it was made for a different folder"
+        )
+    skipped = np.array([positions[path] for path in listed], np.int64)
+    note = f"{len(skipped):,} of {len(images):,} images are left out: {file} lists them as unreadable"
+    return np.setdiff1d(np.arange(len(images)), skipped), note

@@ -20,6 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from eagc_ops import interrupts
 from eagc_ops.training.data.gcd import GCDData, Merged
+from eagc_ops.training.data.image_files import ImageError
 
 
 class Draw(NamedTuple):
@@ -227,7 +228,12 @@ class TrainLoader:
                 raise RuntimeError(
                     "a new epoch of this loader was started; with workers only the newest one can be iterated"
                 )
-            yield next(batches)
+            try:
+                batch = next(batches)
+            except ImageError as error:
+                # From a worker, the message arrives inside of a traceback.
+                raise ImageError(str(error).rpartition("ImageError: ")[2].strip()) from None
+            yield batch
 
 
 class SequentialLoader(TrainLoader):

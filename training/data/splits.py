@@ -2,6 +2,7 @@
 
 class_split         known and novel class lists: by formula, or from a split file
 labelled_positions  half of the pooled known-class images, drawn with seed 0 whatever the run's seed
+missing_labels      what to say if a known class has no labelled image
 label_map           known classes become 0 .. |K|-1 in list order, novel ones follow
 """
 
@@ -90,6 +91,23 @@ def labelled_positions(
             "leaves none labelled; raise it"
         )
     return drawn if permuted else np.sort(drawn), np.setdiff1d(np.arange(len(targets)), drawn)
+
+
+def missing_labels(targets: np.ndarray, split: ClassSplit, names: Sequence[str] = ()) -> str | None:
+    """A warning if known classes have no labelled image; `targets` are the class indices of L.
+
+    >>> missing_labels(np.array([0, 0]), ClassSplit((0, 1), (2,)), ["ant", "bee", "cat"])
+    '1 of 2 known classes have no labelled image (bee): nothing tells a run what they look like'
+    """
+    present = set(targets.tolist())
+    absent = [c for c in split.known if c not in present]
+    if not absent:
+        return None
+    listed = ", ".join(str(names[c]) if names else str(c) for c in absent[:5])
+    return (
+        f"{len(absent)} of {len(split.known)} known classes have no labelled image ({listed}): "
+        "nothing tells a run what they look like"
+    )
 
 
 def label_map(split: ClassSplit) -> np.ndarray:

@@ -65,7 +65,11 @@ class Experiment:
         self.accelerator = accelerator = _accelerator(config)
         self.device, self.main = accelerator.device, accelerator.is_main_process
         self.data = data = open_data(
-            config.dataset, config.root, split_file=config.split_file, image_size=config.image_size
+            config.dataset,
+            config.root,
+            split_file=config.split_file,
+            image_size=config.image_size,
+            skip_unreadable=config.skip_unreadable,
         )
         encoder = _encoder(config, data)
         problem = _problem(config, data, encoder.vit)

@@ -34,6 +34,12 @@ def check_run(config: Config, output: Path | None = None) -> None:
         )
     check_root(config.dataset, config.root)
     check_split_file(config.dataset, config.split_file)
+    if config.skip_unreadable is not None:
+        readable_file(
+            "skip_unreadable",
+            Path(config.skip_unreadable).expanduser(),
+            "name a list that `eagc data verify --skip-unreadable FILE` wrote",
+        )
     if config.weights is not None:
         _check_weights(Path(config.weights))
     if config.trunk_cache is not None:

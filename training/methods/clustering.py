@@ -93,11 +93,14 @@ def semi_supervised_kmeans(
 
 
 @torch.no_grad()
-def kmeans_plus_plus(points: Tensor, centers: Tensor, count: int, generator: torch.Generator) -> Tensor:
+def kmeans_plus_plus(
+    points: Tensor, centers: Tensor, count: int, generator: torch.Generator, trials: int = 1
+) -> Tensor:
     """`count` of the `points` (N, D), drawn one after the other: (count, D).
 
     The probability is proportional to the squared distance to the nearest of `centers` (c, D) and of the
-    points drawn before; without any of them (c = 0) the first is drawn uniformly.
+    points drawn before; without any of them (c = 0) the first is drawn uniformly. With several `trials`
+    (greedy k-means++), the one of them that leaves the smallest sum of squared distances is taken.
     """
     lengths = points.square().sum(1)
     nearest = (
@@ -106,11 +109,13 @@ def kmeans_plus_plus(points: Tensor, centers: Tensor, count: int, generator: tor
         else torch.full_like(lengths, torch.inf)
     )
     chosen = points.new_empty(count, points.shape[1])
-    for i, r in enumerate(torch.rand(count, generator=generator, dtype=torch.float64)):
+    for i, r in enumerate(torch.rand(count, trials, generator=generator, dtype=torch.float64)):
         # On the CPU in fp64: a running sum on a GPU has no fixed order of additions.
         cumulative = nearest.nan_to_num(posinf=1.0).double().cpu().cumsum(0)
-        chosen[i] = points[torch.searchsorted(cumulative, r * cumulative[-1])]
-        nearest = torch.minimum(nearest, squared_distances(points, chosen[i : i + 1], lengths)[:, 0])
+        drawn = points[torch.searchsorted(cumulative, r * cumulative[-1])]
+        shorter = torch.minimum(nearest[:, None], squared_distances(points, drawn, lengths))
+        best = shorter.sum(0).argmin()
+        chosen[i], nearest = drawn[best], shorter[:, best]
     return chosen
 
 

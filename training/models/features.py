@@ -1,20 +1,22 @@
-"""Features z of whole sets, computed by the current student."""
+"""Features z of whole sets, by the current student or by the pretrained encoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import itertools
+from collections.abc import Callable, Iterable, Iterator
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.data.batches import Batches
 from eagc_ops.training.data.loaders import Batch
 from eagc_ops.training.models.distributed import rank_and_world
 from eagc_ops.training.models.student import Student
 from eagc_ops.training.progress import bar as progress_bar
 
-__all__ = ["StudentFeatures"]
+__all__ = ["StudentFeatures", "pretrained_features"]
 
 
 class StudentFeatures:
@@ -40,25 +42,49 @@ class StudentFeatures:
             z, label, uq_idx, mask = self.encode(bar)
         return z, label.where(mask, -1), uq_idx
 
-    @torch.no_grad()
     def encode(self, batches: Iterable[Batch]) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """(z, label, uq_idx, mask) of the first view of `batches`, which must be the same in all processes.
+        """(z, label, uq_idx, mask) of the first view of `batches`; see `_encode`."""
+        return _encode(self._student.encoder, batches, self._student.method.inputs)
 
-        Process r of W encodes batches r, r + W, r + 2 W, ...
-        """
-        encoder, inputs = self._student.encoder, self._student.method.inputs
-        device = next(encoder.parameters()).device
-        rank, world = rank_and_world()
-        features, columns = [], []
-        for i, batch in enumerate(batches):
-            if i % world == rank:
-                x = inputs([batch.views[0].to(device, non_blocking=True)])
-                features.append(encoder.student(encoder.trunk(x)).float())
-            else:
-                features.append(torch.zeros(len(batch.label), encoder.vit.embed_dim, device=device))
-            columns.append((batch.label, batch.uq_idx, batch.mask))
-        z = torch.cat(features)
-        if world > 1:
-            dist.all_reduce(z)  # a sum with zeros: exact
-        label, uq_idx, mask = (torch.cat(column).to(device) for column in zip(*columns))
-        return z, label, uq_idx, mask
+
+def pretrained_features(
+    encoder: AnchoredEncoder, batches: Batches, images: int, progress: bool = False
+) -> tuple[Tensor, Tensor]:
+    """(z, label or -1) of labelled, then unlabelled images, `images` in all, under the test transform.
+
+    The input is what the data set gives, whatever a method adds to it.
+    """
+    with progress_bar(desc="features", total=images, unit="image", mininterval=1, shown=progress) as bar:
+
+        def counted() -> Iterator[Batch]:
+            for batch in itertools.chain(batches.labelled(), batches.unlabelled()):
+                yield batch
+                bar.update(len(batch.label))
+
+        z, label, _, mask = _encode(encoder, counted(), torch.cat)
+    return z, label.where(mask, -1)
+
+
+@torch.no_grad()
+def _encode(
+    encoder: AnchoredEncoder, batches: Iterable[Batch], inputs: Callable[[list[Tensor]], Tensor]
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """(z, label, uq_idx, mask) of the first view of `batches`, which must be the same in all processes.
+
+    Process r of W encodes batches r, r + W, r + 2 W, ...
+    """
+    device = next(encoder.parameters()).device
+    rank, world = rank_and_world()
+    features, columns = [], []
+    for i, batch in enumerate(batches):
+        if i % world == rank:
+            x = inputs([batch.views[0].to(device, non_blocking=True)])
+            features.append(encoder.student(encoder.trunk(x)).float())
+        else:
+            features.append(torch.zeros(len(batch.label), encoder.vit.embed_dim, device=device))
+        columns.append((batch.label, batch.uq_idx, batch.mask))
+    z = torch.cat(features)
+    if world > 1:
+        dist.all_reduce(z)  # a sum with zeros: exact
+    label, uq_idx, mask = (torch.cat(column).to(device) for column in zip(*columns))
+    return z, label, uq_idx, mask

@@ -11,9 +11,9 @@ import torch
 from eagc_ops.cli import main
 from eagc_ops.diagnostics import subspace_overlap
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.training.analysis import diagnosis as diagnose
-from eagc_ops.training.analysis.diagnosis import MEASURES, Diagnose
-from eagc_ops.training.config import ConfigError, Diagnosis
+from eagc_ops.training.analysis import feature_measures
+from eagc_ops.training.analysis.diagnosis import MEASURES
+from eagc_ops.training.config import Diagnosis
 from eagc_ops.training.data import open_data
 from eagc_ops.training.engine import experiment as experiment_module
 from eagc_ops.training.engine.checkpoint import load_checkpoint
@@ -299,7 +299,7 @@ def test_the_trunk_sees_the_test_images_once(data, tmp_path, monkeypatch):
 
     steps = 2 * 7 * 16  # every batch twice, to train and to measure
     assert images("kept") == steps + 18 + 24 + 42  # labelled and novel images once; the evaluation
-    monkeypatch.setattr(diagnose, "KEPT_BYTES", (18 + 24) * 17 * 96 * 4 - 1)
+    monkeypatch.setattr(feature_measures, "KEPT_BYTES", (18 + 24) * 17 * 96 * 4 - 1)
     assert images("too many") == steps + 7 * (18 + 24) + 42
     assert measured(tmp_path / "kept")[6]["soc_paper"] == pytest.approx(
         measured(tmp_path / "too many")[6]["soc_paper"], rel=1e-6
@@ -402,7 +402,7 @@ def test_the_command_line(data, tmp_path, capsys):
     for words, message in {
         "--diagnose-evry 3": "unknown option --diagnose-evry; did you mean --diagnose-every?",
         "--diagnose-every": "--diagnose-every: expected one argument",
-        "--diagnose-every 0": "diagnose.every must be >= 1, got 0",
+        "--diagnose-every 0": "--diagnose-every must be >= 1, got 0",
         "--diagnose-k 2.5": "--diagnose-k: must be a whole number, got '2.5'",
         "--diagnose-parameters last": "--diagnose-parameters: invalid choice: 'last'",
         "--diagnose --accumulation 2": "accumulation=2: the diagnosis compares gradients of a whole batch",
@@ -421,24 +421,16 @@ def test_the_command_line(data, tmp_path, capsys):
 def test_the_gradient_is_measured_under_the_draws_of_the_step(data, tmp_path):
     """Without an unsupervised part the two gradients are equal if and only if dropout repeats its draws."""
     train(
-        small_config(data, "noisy", eagc=False, sup_weight=1.0, epochs=1),
+        small_config(data, "noisy", eagc=False, sup_weight=1.0, epochs=1, diagnose=Diagnosis(every=2)),
         tmp_path / "run",
-        [Diagnose(Diagnosis(every=2))],
     )
     assert [line["gdc_clean"] for line in measured(tmp_path / "run")] == pytest.approx([0.0] * 4, abs=1e-5)
 
 
 def test_when_it_measures(data, tmp_path):
-    train(small_config(data, epochs=2), tmp_path / "run", [Diagnose(Diagnosis(every=4, steps=9))])
+    train(small_config(data, epochs=2, diagnose=Diagnosis(every=4, steps=9)), tmp_path / "run")
     lines = measured(tmp_path / "run")
     assert [(line["epoch"], line["position"]) for line in lines] == [(0, 0), (0, 4), (1, 1)]
     assert all(0 <= line[name] <= 2 for line in lines for name in MEASURES[:6])
     assert all(line[name] is None or -1 <= line[name] <= 1 for line in lines for name in MEASURES[6:])
     assert all(line["seconds"] > 0 and line["k"] == 16 for line in lines)
-
-
-def test_what_cannot_be_measured_is_said(data, tmp_path):
-    with pytest.raises(ConfigError, match="accumulation=2"):
-        train(small_config(data, epochs=1, accumulation=2), tmp_path / "run", [Diagnose()])
-    with pytest.raises(ConfigError, match="every must be >= 1, got 0"):
-        Diagnosis(every=0)

@@ -25,6 +25,8 @@ from eagc_ops.training.data import open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.methods.clustering import kmeans_plus_plus
+from eagc_ops.training.models.features import pretrained_features
 from eagc_ops.training.runs import resume, train
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
@@ -52,12 +54,71 @@ def test_blobs(search):
     assert max(found.tried) <= 40
 
 
-def test_a_candidate_is_judged_by_the_labelled_rows_of_ten_k_means_on_all_normalised_rows():
+def test_published_a_candidate_is_judged_by_the_labelled_rows_of_ten_k_means_on_all_normalised_rows():
     features, label, _ = blobs()
-    found = estimate_k(features, label, 8, largest=14)
+    found = estimate_k(features, label, 8, largest=14, published=True)
     for k, score in found.tried.items():
         clusters = KMeans(k, n_init=10, random_state=0).fit_predict(F.normalize(features, dim=1).numpy())
         assert score == accuracy(clusters[label >= 0], label[label >= 0], 8).all
+
+
+@pytest.mark.parametrize("search", ["brent", "bisection"])
+def test_all_candidates_start_from_the_same_order_of_centers(search):
+    """The oracle draws each order whole; the search draws it piece by piece, as candidates need it."""
+    features, label, _ = blobs()
+    points = F.normalize(features, dim=1)
+    found = estimate_k(features, label, 8, search=search, largest=40, restarts=3, seed=5)
+    trials = 2 + int(math.log(40))
+    orders = [
+        kmeans_plus_plus(points, points[:0], 40, torch.Generator().manual_seed(15 + i), trials)
+        for i in range(3)
+    ]
+    for k, score in found.tried.items():
+        models = [KMeans(k, init=o[:k].numpy(), n_init=1, max_iter=30).fit(points.numpy()) for o in orders]
+        clusters = min(models, key=lambda model: model.inertia_).labels_
+        assert score == accuracy(clusters[label >= 0], label[label >= 0], 8).all
+
+
+def test_the_seed_decides_and_ten_restarts_are_the_default():
+    features, label, _ = blobs()
+    first = estimate_k(features, label, 8, largest=40)
+    assert first == estimate_k(features, label, 8, largest=40, restarts=10)
+    assert first.tried != estimate_k(features, label, 8, largest=40, restarts=10, seed=1).tried
+
+
+@pytest.mark.parametrize(("budget", "restarts"), [(1e9, 10), (240 * 16 * 40 * 5.5, 5), (1.0, 3)])
+def test_a_large_data_set_gets_fewer_restarts(monkeypatch, budget, restarts):
+    features, label, _ = blobs()
+    monkeypatch.setattr(module, "BUDGET", budget)
+    found = estimate_k(features, label, 8, largest=40)
+    monkeypatch.undo()
+    assert found == estimate_k(features, label, 8, largest=40, restarts=restarts)
+
+
+def test_the_range_follows_the_size_of_the_known_classes():
+    _, label, _ = blobs()  # 240 images, 10 labelled ones of each of 8 classes
+    assert module.largest_k(label, 8) == 48
+    assert module.largest_k(label[label >= 0], 8) == 16
+    assert module.largest_k(torch.arange(60_000) % 3000, 3000) == 6000  # more known classes than 1,000
+    label = torch.full((200_000,), -1)
+    label[:500] = torch.arange(500) % 100
+    assert module.largest_k(label, 100) == 1000
+
+
+def test_the_end_of_the_range_is_said():
+    features, label, _ = blobs()
+    with pytest.warns(UserWarning, match="K = 9 is the end of the range"):
+        assert estimate_k(features, label, 8, largest=10).k == 9
+
+
+def test_the_work_is_said_and_counted(capsys):
+    features, label, _ = blobs()
+    found = estimate_k(features, label, 8, largest=40, restarts=2, progress=True)
+    shown = capsys.readouterr()
+    text = "K in 8 .. 40: about 10 candidates, each judged by 2 k-means of at most 30 iterations on 240 x 16"
+    assert text in shown.out + shown.err
+    count = 2 * len(found.tried)
+    assert f"{count}/{count}" in shown.err.replace("\r", "\n").splitlines()[-1]
 
 
 def test_the_range_ends_at_the_number_of_rows():
@@ -103,6 +164,7 @@ def test_brent_is_the_bounded_search_on_whole_numbers():
         ({"known": 3}, "label must hold a class below known=3"),
         ({"largest": 8}, "must be > 8, the number of known classes, got 8"),
         ({"label": torch.zeros(7, dtype=torch.int64)}, r"features must be \(N, D\) and label \(N,\)"),
+        ({"restarts": 0}, "restarts must be >= 1, got 0"),
         ({"search": "golden"}, "search must be one of brent, bisection, got 'golden'"),
     ],
 )
@@ -137,7 +199,14 @@ def test_the_command_uses_the_given_split(data, capsys, monkeypatch):
     (features, label, known), settings = seen[0]
     again = original(features, label, known, **{**settings, "progress": False})
     assert last == f"estimated K: {again.k}, of which 3 are known"
-    assert settings == {"search": "bisection", "largest": 12, "restarts": 2, "progress": True}
+    assert settings == {
+        "search": "bisection",
+        "largest": 12,
+        "restarts": 2,
+        "published": False,
+        "seed": 0,
+        "progress": True,
+    }
     found = open_data("folder", data["root"], split_file=data["split_file"], image_size=16)
     assert torch.equal(label, torch.cat([found.labelled.labels, torch.full((42,), -1)]))
     assert features.shape == (60, 96)
@@ -146,6 +215,22 @@ def test_the_command_uses_the_given_split(data, capsys, monkeypatch):
         torch.testing.assert_close(
             features[20], built.student.encoder.vit(found.test_transform(found.merged[20][0])[None])[0]
         )
+
+
+def test_the_command_without_options_of_its_own(data, capsys):
+    options = ["--dataset", "folder", "--image-size", "16", "--backbone", "vit_digits", "--device", "cpu"]
+    options += [part for name, value in data.items() for part in (f"--{name.replace('_', '-')}", value)]
+    assert cli.main(["estimate-k", *options]) == 0
+    shown = capsys.readouterr()
+    # 60 images, 18 labelled ones of 3 classes: K ends at 2 * 3 * 60 / 18
+    assert "K in 3 .. 20: about 8 candidates, each judged by 10 k-means of at most 30 iterations" in (
+        shown.out + shown.err
+    )
+    assert "60/60" in shown.err  # the bar of the features
+    assert cli.main(["estimate-k", *options, "--published", "--restarts", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "K in 3 .. 60: about" in shown.out + shown.err
+    assert "300 iterations" in shown.out + shown.err
 
 
 def test_the_command_says_what_is_wrong(capsys):
@@ -212,7 +297,7 @@ def test_an_estimate_is_made_once_and_kept(data, tmp_path, monkeypatch):
     assert record["tried"][str(k)] == record["accuracy"]
     assert load_checkpoint(folder.last)[0]["method.classifier.weight"].shape[0] == k
     built = Experiment(small_runs.small_config(data))
-    assert estimate_k(*module.all_features(built.student.encoder, built.batches), 3).k == k
+    assert estimate_k(*pretrained_features(built.student.encoder, built.batches, 60), 3).k == k
     (tmp_path / "run" / "result.json").unlink()
     monkeypatch.setattr("eagc_ops.training.runs.estimate_k", None)  # a resumed run does not look again
     resume(tmp_path / "run")

@@ -340,6 +340,23 @@ def test_k_means_plus_plus_prefers_far_points():
     assert picks.count([3.0, 0.0]) / 2000 == pytest.approx(9 / 25, abs=0.04)
 
 
+def test_greedy_draws_take_the_best_of_their_trials():
+    x, count, trials = blobs(3)[0].double(), 7, 4
+    chosen = kmeans_plus_plus(x, x[:2], count, generator(), trials)
+    numbers = torch.rand(count, trials, generator=generator(), dtype=torch.float64)
+    centers = x[:2].tolist()
+    for row, drawn in zip(numbers.tolist(), chosen.tolist()):
+        distance = [min(squared(point, c) for c in centers) for point in x.tolist()]
+        cumulative = [sum(distance[: i + 1]) for i in range(len(distance))]
+        picks = [next(i for i, c in enumerate(cumulative) if c >= r * cumulative[-1]) for r in row]
+        left = [
+            sum(min(d, squared(point, x[i].tolist())) for d, point in zip(distance, x.tolist()))
+            for i in picks
+        ]
+        assert drawn == x[picks[left.index(min(left))]].tolist()
+        centers.append(drawn)
+
+
 def test_autocast_changes_nothing():
     x, fixed, _ = blobs(2)
     x = x.float() + 20  # in bf16 the distances would be noise

@@ -1,0 +1,142 @@
+"""Image files: reading one, finding those that cannot be read, and the list of them that a run leaves out."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections import Counter
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+from PIL import Image
+
+from eagc_ops.files import atomic_write
+from eagc_ops.training.progress import bar as progress_bar
+
+__all__ = ["ImageError", "Inspection", "inspect", "read_image", "read_list", "shown", "write_list"]
+
+# The bytes that end a complete file. Other formats have no such mark.
+_ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
+_THREADS = 8  # PIL releases the interpreter's lock while it reads and decodes
+
+
+class ImageError(OSError):
+    """An image file cannot be read. The message is one line that names the file and the reason."""
+
+
+def read_image(path: str) -> Image.Image:
+    """The image in RGB, 8 bits per channel, decoded by PIL. Its EXIF orientation is ignored.
+
+    Grey, CMYK and palette images are converted, and transparency is dropped, all as PIL does it. 16-bit grey
+    values are divided by 256; PIL itself would cut them off at 255. A file that is not whole is an
+    `ImageError`.
+    """
+    try:
+        with _opened(path) as image:
+            if image.mode in ("I", "F"):
+                raise ValueError(f"32 bits per pixel (mode {image.mode}) have no fixed range; store 8 or 16")
+            if image.mode.startswith("I;16"):
+                image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+            return image.convert("RGB")
+    except Exception as error:  # a damaged file can make PIL raise almost anything
+        raise ImageError(
+            f"cannot read the image {shown(path)}: {_reason(error)}; `eagc data verify --deep "
+            "--skip-unreadable FILE` lists such files, and --skip-unreadable FILE trains without them"
+        ) from error
+
+
+class Inspection(NamedTuple):
+    """What `inspect` found."""
+
+    unreadable: dict[str, str]  # path -> reason, in the order of the paths
+    modes: Counter[str]  # PIL's modes of the readable images
+
+
+def inspect(paths: Sequence[str], deep: bool = False, progress: bool = False) -> Inspection:
+    """Open every file and read its header; `deep` decodes all pixels.
+
+    Without `deep`, a file is decoded only if it does not end as its format does: this finds files that were
+    cut off. Damage in the middle takes `deep`, and not every format notices it.
+    """
+    unreadable, modes = {}, Counter()
+    with (
+        ThreadPoolExecutor(_THREADS) as pool,
+        progress_bar(total=len(paths), desc="images", unit="image", mininterval=1, shown=progress) as bar,
+    ):
+        for path, (mode, fault) in zip(paths, pool.map(lambda path: _inspect_one(path, deep), paths)):
+            if fault is None:
+                modes[mode] += 1
+            else:
+                unreadable[path] = fault
+            bar.update()
+    return Inspection(unreadable, modes)
+
+
+def _inspect_one(path: str, deep: bool) -> tuple[str, str | None]:
+    try:
+        with _opened(path) as image:
+            mode, end = image.mode, _ENDS.get(image.format or "")
+            whole = end is not None and _ends_with(path, end)
+        if deep or not whole or mode in ("I", "F"):
+            read_image(path)
+        if deep:
+            with _opened(path) as image:
+                image.verify()  # the checksums of a PNG, which decoding does not compare
+        return mode, None
+    except ImageError as error:
+        return "", _reason(error.__cause__)
+    except Exception as error:  # as in `read_image`
+        return "", _reason(error)
+
+
+def _opened(path: str) -> Image.Image:
+    if os.path.getsize(path) == 0:
+        raise ValueError("the file is empty")
+    return Image.open(path)
+
+
+def _ends_with(path: str, end: bytes) -> bool:
+    with open(path, "rb") as file:
+        file.seek(-len(end), os.SEEK_END)
+        return file.read() == end
+
+
+def _reason(error: BaseException | None) -> str:
+    """An error of PIL or of the operating system in a few words, without the path."""
+    if isinstance(error, Image.UnidentifiedImageError):
+        return "not an image, or damaged at its beginning"
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return " ".join(str(error).split()) or type(error).__name__
+
+
+def shown(path: str) -> str:
+    """A path that can be printed in one line, whatever bytes its name has."""
+    return path.encode("utf-8", "backslashreplace").decode().replace("\n", "\\n")
+
+
+# The list of files to leave out -----------------------------------------------------------------------------
+
+
+def write_list(file: Path, home: str | Path, unreadable: dict[str, str]) -> None:
+    """Write {"unreadable": {path: reason}}. Paths are relative to `home`, so the data set can be moved."""
+    content = {"unreadable": {os.path.relpath(path, home): reason for path, reason in unreadable.items()}}
+    atomic_write(file, json.dumps(content, indent=1) + "\n")
+
+
+def read_list(file: str | Path) -> list[str]:
+    """The relative paths in a list that `write_list` wrote, or one that was written by hand."""
+    file = Path(file).expanduser()
+    try:
+        paths = json.loads(file.read_text(encoding="utf-8"))["unreadable"]
+        if not isinstance(paths, (dict, list)) or not all(isinstance(path, str) for path in paths):
+            raise TypeError("its value must be an object or a list of paths")
+    except (KeyError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"skip_unreadable {str(file)!r} is not a list of unreadable files, as `eagc data verify "
+            f'--skip-unreadable` writes it, {{"unreadable": {{"path": "reason"}}}}: {error!r}'
+        ) from error
+    return list(paths)

@@ -1,7 +1,7 @@
 """`eagc bench estimate`: the search for the number of classes as published, and with shared first centers.
 
 Both are run with several seeds on the same features: those of digits, and planted ones, whose classes lie in
-groups. The largest set has the size of a real one; there the published search would take most of an hour.
+groups. The largest set has the size of a real one; there the published search is not run: it takes long.
 """
 
 from __future__ import annotations

@@ -194,15 +194,6 @@ def triangle_section(results: Path) -> str:
     )
 
 
-def estimate_section(results: Path) -> str:
-    content = load(results / "estimate.json")
-    return _paragraphs(
-        f"Measured on {content['date']} on {_machine(content)}: one thread, CPU time of a search, median and "
-        "quartiles over the seeds.",
-        tables.estimate(content["estimate"]),
-    )
-
-
 SECTIONS = {
     "headline": headline_section,
     "operator": operator_section,
@@ -211,7 +202,6 @@ SECTIONS = {
     "conceptor": conceptor_section,
     "modelled": modelled_section,
     "triangle": triangle_section,
-    "estimate": estimate_section,
 }
 
 

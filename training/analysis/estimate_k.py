@@ -32,8 +32,8 @@ __all__ = ["LARGEST", "SEARCHES", "Estimate", "estimate_k", "largest_k"]
 
 # The published search. scikit-learn's default number of restarts has changed from 10 to 1.
 LARGEST, RESTARTS = 1000, 10
-# Restarts x N x D x largest K that a search may cost: one or two minutes on two cores. Large data sets get
-# fewer restarts, but no fewer than LEAST.
+# Restarts x N x D x largest K that a search may cost: chosen for a minute or two on two cores. Large data
+# sets get fewer restarts, but no fewer than LEAST.
 BUDGET, LEAST = 25e9, 3
 
 
@@ -71,7 +71,7 @@ def estimate_k(
             `largest_k`, or 1,000 if `published`.
         restarts: k-means per candidate. Default: 10, or fewer (at least 3) if N x D is large.
         published: GCD's own search: every k-means starts afresh, 10 of up to 300 iterations (not 30) per
-            candidate, K up to 1,000. It takes about twenty times as long.
+            candidate, K up to 1,000. It takes ten times as long and more.
         seed: of the first centers.
         progress: say how much there is to do, and show a bar with the time that remains.
     """

@@ -53,7 +53,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--published",
         action="store_true",
-        help="search as GCD does: each k-means starts afresh, up to K = 1000 (about twenty times slower)",
+        help="search as GCD does: each k-means starts afresh, up to K = 1000 (ten times slower and more)",
     )
     settings = vars(parser.parse_args(argv))
     search = {name: settings.pop(name) for name in ("search", "largest", "restarts", "published")}

@@ -217,6 +217,22 @@ def test_the_command_uses_the_given_split(data, capsys, monkeypatch):
         )
 
 
+def test_the_command_without_options_of_its_own(data, capsys):
+    options = ["--dataset", "folder", "--image-size", "16", "--backbone", "vit_digits", "--device", "cpu"]
+    options += [part for name, value in data.items() for part in (f"--{name.replace('_', '-')}", value)]
+    assert cli.main(["estimate-k", *options]) == 0
+    shown = capsys.readouterr()
+    # 60 images, 18 labelled ones of 3 classes: K ends at 2 * 3 * 60 / 18
+    assert "K in 3 .. 20: about 8 candidates, each judged by 10 k-means of at most 30 iterations" in (
+        shown.out + shown.err
+    )
+    assert "60/60" in shown.err  # the bar of the features
+    assert cli.main(["estimate-k", *options, "--published", "--restarts", "1"]) == 0
+    shown = capsys.readouterr()
+    assert "K in 3 .. 60: about" in shown.out + shown.err
+    assert "300 iterations" in shown.out + shown.err
+
+
 def test_the_command_says_what_is_wrong(capsys):
     assert cli.main(["estimate-k", "--dataset", "folder"]) == 2
     assert capsys.readouterr().err.startswith("eagc estimate-k: ")

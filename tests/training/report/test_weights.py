@@ -364,7 +364,7 @@ def test_a_run_without_its_data_is_named_and_the_rest_is_drawn(page, runs, data,
     lost = small_runs.small_config({**data, "root": str(tmp_path / "moved")}, epochs=1, seed=1, eagc=False)
     train(lost, tmp_path / "lost")
     (tmp_path / "moved").rename(tmp_path / "new place")
-    with pytest.warns(UserWarning, match=r"^lost: no pictures of its weights: root .*moved' is not a folder"):
+    with pytest.warns(UserWarning, match=r"^lost: no pictures of its weights: root .*moved is not a folder"):
         text, figures, maps = drawn([tmp_path / "lost", runs["eagc1"]], tmp_path / "out")
     lines = re.findall(r"<li>(lost: no pictures.*?)</li>", text)
     assert len(lines) == 1

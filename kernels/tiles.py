@@ -116,9 +116,9 @@ SCAN_LIMIT = 512  # up to here every program finds its rows itself; for more, a 
 #
 # The triangle saves a fifth of the products and costs a second loop, whose pipeline has to fill again.
 # Counted in machine code (`eagc bench aot --triangle`) it pays where products are most of a step: with fp32
-# and tf32x3 everywhere (16 x 64 on sm_80 at D = 768: 13,426 instead of 16,152 instructions of a warp), with
+# and tf32x3 everywhere (16 x 64 on sm_80 at D = 768: 13,402 instead of 16,128 instructions of a warp), with
 # the others in blocks of 64 x 128 (832 instead of 1,024 tensor instructions at D = 1,024), but not in smaller
-# ones (1,186 instead of 1,056 instructions, and those limit the speed there). On "async" the doubling of the
+# ones (1,164 instead of 1,044 instructions, and those limit the speed there). On "async" the doubling of the
 # sums would have to wait for the tensor cores in every step.
 TABLE = (
     Entry("wide", 512, 384, 16, 32, 4, 4),

@@ -150,7 +150,16 @@ def test_a_configuration_reaches_other_processes():
 
 
 def test_settings_of_the_machine():
-    common = {"root", "split_file", "weights", "device", "workers", "trunk_cache", "log_every"}
+    common = {
+        "root",
+        "split_file",
+        "skip_unreadable",
+        "weights",
+        "device",
+        "workers",
+        "trunk_cache",
+        "log_every",
+    }
     common |= {"checkpoint_every", "diagnose"}
     for method in ("simgcd", "legogcd", "selex"):
         assert set(config_class(method).machine_settings()) == common

@@ -223,7 +223,7 @@ def test_the_command_without_options_of_its_own(data, capsys):
     assert cli.main(["estimate-k", *options]) == 0
     shown = capsys.readouterr()
     # 60 images, 18 labelled ones of 3 classes: K ends at 2 * 3 * 60 / 18
-    assert "K in 3 .. 20: about 8 candidates, each judged by 10 k-means of at most 30 iterations" in (
+    assert "K in 3 .. 20: about 9 candidates, each judged by 10 k-means of at most 30 iterations" in (
         shown.out + shown.err
     )
     assert "60/60" in shown.err  # the bar of the features

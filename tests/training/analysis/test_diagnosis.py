@@ -405,7 +405,7 @@ def test_the_command_line(data, tmp_path, capsys):
         "--diagnose-every 0": "--diagnose-every must be >= 1, got 0",
         "--diagnose-k 2.5": "--diagnose-k: must be a whole number, got '2.5'",
         "--diagnose-parameters last": "--diagnose-parameters: invalid choice: 'last'",
-        "--diagnose --accumulation 2": "accumulation=2: the diagnosis compares gradients of a whole batch",
+        "--diagnose --accumulation 2": "--accumulation 2: the diagnosis compares gradients of a whole batch",
     }.items():
         try:
             code = main([*run[:-1], str(tmp_path / "other"), *words.split()])

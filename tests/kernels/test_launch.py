@@ -184,6 +184,10 @@ class Ranks:
     def size(self):
         return 2
 
+    def __repr__(self):
+        # In the name of a test: the two processes of xdist have to collect the same names.
+        return "Ranks()"
+
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize(

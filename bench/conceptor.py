@@ -67,7 +67,7 @@ def time_rows(features: Tensor, budget: float) -> list[dict[str, Any]]:
         if isinstance(reason := attempt(way, features, APERTURE), str)
     }
     runs = {name: partial(way, features, APERTURE) for name, way in WAYS.items() if name not in refused}
-    rounds = rounds_within(budget, runs, least=3, most=31)
+    rounds = rounds_within(budget, runs, least=7, most=31)
     timings = interleave(runs, rounds, clock(features.device), warm_up=0)
     size = {"D": features.shape[1], "N": features.shape[0]}
     rows = [
@@ -75,6 +75,7 @@ def time_rows(features: Tensor, budget: float) -> list[dict[str, Any]]:
             "kind": "measured",
             **size,
             "way": name,
+            "rounds": rounds,
             "seconds": timings[name].spread,
             "speed_up": ratio(timings["released"], timings[name]),
         }

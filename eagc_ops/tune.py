@@ -16,12 +16,11 @@ import torch
 from eagc_ops import selftest
 from eagc_ops.console import bar
 from eagc_ops.files import atomic_write
-from eagc_ops.kernels import Precision, formulas
+from eagc_ops.kernels import DTYPES, Precision, formulas
 
 if TYPE_CHECKING:
     from eagc_ops.kernels.tiles import Tile
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Timer = Callable[[Callable[[], Any]], float]
 
 

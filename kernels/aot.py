@@ -24,7 +24,7 @@ from torch import Tensor
 from .assembly import Code, Loop, read
 from .launch import Launch, coordinate_launches, labelled_energy_launches, operand_dtype
 from .ptx import unknown_instructions
-from .records import Coordination, Inputs, Precision, Tau
+from .records import DTYPES, Coordination, Inputs, Precision, Tau
 from .tiles import SCAN_LIMIT, Tile, pick
 
 # The gate reads what Triton does not promise to keep: knobs, the form of a source, the words of reports. A
@@ -32,7 +32,6 @@ from .tiles import SCAN_LIMIT, Tile, pick
 LOWEST_TRITON, TESTED_TRITON = (3, 6), (3, 9)
 KERNELS = ("coordinate", "labelled_energy")  # and "compaction"
 TF32: tuple[Precision, ...] = ("tf32x3", "tf32")  # on NVIDIA's tensor cores only
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class UnsupportedTriton(ImportError):

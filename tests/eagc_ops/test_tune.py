@@ -12,7 +12,7 @@ from eagc_ops import tune, tune_command
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
-from eagc_ops.kernels import Precision, aot, launch, tuned
+from eagc_ops.kernels import DTYPES, Precision, aot, launch, tuned
 from eagc_ops.kernels.tiles import TABLE, Tile, pick
 
 CPU = torch.device("cpu")
@@ -40,7 +40,7 @@ def test_without_a_gpu_it_says_so_in_one_line(capsys):
 
 def test_the_command_offers_every_precision_and_dtype():
     assert get_args(Precision) == tune_command.PRECISIONS
-    assert tuple(tune.DTYPES) == tune_command.DTYPES
+    assert tuple(DTYPES) == tune_command.DTYPES
 
 
 @pytest.mark.parametrize(

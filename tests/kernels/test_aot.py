@@ -11,7 +11,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from eagc_ops.kernels import Inputs, aot, fused, launch
+from eagc_ops.kernels import DTYPES, Inputs, aot, fused, launch
 from eagc_ops.kernels.assembly import Code, Loop
 from eagc_ops.kernels.tiles import ANY, FAMILY, SCAN_LIMIT, TABLE, Tile, family, pick
 
@@ -125,7 +125,7 @@ def launched(arch, monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", aot.KERNELS)
-@pytest.mark.parametrize("dtype", aot.DTYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_the_gate_compiles_what_every_entry_launches(arch, gated, launched, kernel, dtype):
     """At the D of the paper and at others; at, below and above the rows where the tile or the search for
     rows changes.

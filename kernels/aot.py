@@ -181,8 +181,10 @@ def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resour
 def in_processes(chosen: list[Case], workers: int, start_method: str | None = None) -> Iterator[Resources]:
     """`compile_case` of every case, in order. Ctrl-C does not wait for the compilations under way."""
     with ProcessPoolExecutor(workers, multiprocessing.get_context(start_method)) as pool:
+        under_way = [pool.submit(compile_case, case) for case in chosen]
         try:
-            yield from pool.map(compile_case, chosen)
+            for compiled in under_way:
+                yield compiled.result()
         except BaseException:
             for child in multiprocessing.active_children():
                 child.kill()

@@ -21,7 +21,7 @@ from typing import Any
 
 from eagc_ops import environment
 from eagc_ops.files import atomic_write, naming_full_disks, remove_partials
-from eagc_ops.locks import lock
+from eagc_ops.locks import lock, tidy
 from eagc_ops.training.config import Config, ConfigError, from_json
 from eagc_ops.training.engine.facts import RunFacts
 
@@ -140,9 +140,15 @@ class RunFolder:
         return _read(file, lambda text: [json.loads(line) for line in text.split("\n")[:-1]])
 
     def result(self) -> dict[str, Any] | None:
-        """The result that `finish` wrote, or None while the run is not complete."""
+        """The result that `finish` wrote, or None while the run is not complete.
+
+        A complete run is not written again, so the lock of a process that was killed right then goes here.
+        """
         file = self.path / "result.json"
-        return _read(file, json.loads) if file.exists() else None
+        if not file.exists():
+            return None
+        tidy(self.path / _LOCK)
+        return _read(file, json.loads)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write result.json: the run is complete."""

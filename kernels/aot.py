@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -173,8 +174,20 @@ def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resour
     """
     if _version() < LOWEST_TRITON:
         raise _unsupported("it is older")
-    with ProcessPoolExecutor(workers) as pool:
-        return list(zip(chosen, pool.map(compile_case, chosen)))
+    return list(zip(chosen, in_processes(chosen, workers)))
+
+
+def in_processes(chosen: list[Case], workers: int, start_method: str | None = None) -> Iterator[Resources]:
+    """`compile_case` of every case, in order. Ctrl-C does not wait for the compilations under way."""
+    with ProcessPoolExecutor(workers, multiprocessing.get_context(start_method)) as pool:
+        under_way = [pool.submit(compile_case, case) for case in chosen]
+        try:
+            for compiled in under_way:
+                yield compiled.result()
+        except BaseException:
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
 
 
 def compile_case(case: Case) -> Resources:

@@ -48,6 +48,11 @@ COMMANDS = {
     "estimate-k": Command(
         "eagc_ops.training.commands.estimate_k", "train", "estimate the number of classes of a data set"
     ),
+    "probe": Command(
+        "eagc_ops.training.commands.probe",
+        "train",
+        "say before a run, from labelled images alone, whether EAGC can act on a data set",
+    ),
     "selftest": Command(
         "eagc_ops.selftest_command",
         "",

@@ -48,6 +48,7 @@ AT_ONCE = [
     ("report run --which best", "unknown option --which"),
     ("demo --dataset cub", "unknown option --dataset"),
     ("estimate-k --epochs 3", "unknown option --epochs"),
+    ("probe --epochs 3", "unknown option --epochs"),
     ("env --jsn", "unknown option --jsn; did you mean --json?"),
     ("selftest --repeat 3", "unknown option --repeat; did you mean --repeats?"),
     ("table main --dataset digits --dry", "unknown option --dry"),
@@ -107,6 +108,8 @@ AT_ONCE = [
     ("estimate-k --largest 0", "--largest: must be a whole number >= 1, got 0"),
     ("estimate-k --largest 5", "--largest must be > 5, the number of known classes of digits, got 5"),
     ("estimate-k --seed -3", "--seed must be >= 0, got -3"),
+    ("probe --choices 0", "--choices: must be a whole number >= 1, got 0"),
+    ("probe --lambda-p -1", "--lambda-p must be >= 0, got -1.0"),
     ("demo --epochs 0", "--epochs: must be a whole number >= 1, got 0"),
     ("demo --seeds 100000000", "--seeds: must be <= 1,000, got 100000000"),
     ("demo --pretrain-epochs -1", "--pretrain-epochs: must be a whole number >= 1, got -1"),
@@ -244,6 +247,9 @@ AT_ONCE = [
     ("table overhead --dataset cub --root nowhere", "--root nowhere is not a folder"),
     ("estimate-k --weights nowhere.pth", "--weights nowhere.pth: no such file"),
     ("estimate-k --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("probe --weights nowhere.pth", "--weights nowhere.pth: no such file"),
+    ("probe --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("probe -o full", "--output full is a folder; pass the name of a file"),
     ("data verify", "the following arguments are required: --dataset"),
     ("data verify --dataset cub", "--root is missing: CUB-200-2011 needs a folder"),
     ("data verify --dataset cub --root file.txt", "--root file.txt is a file, not a folder"),
@@ -358,7 +364,10 @@ def test_a_process_ends_with_code_2(line, words, places):
 HEAVY = ("torch", "torchvision", "timm", "sklearn", "scipy", "accelerate", "triton", "matplotlib", "numpy")
 HELP = [
     "--help",
-    *(f"{name} --help" for name in ("train", "evaluate", "report", "table", "demo", "estimate-k", "data")),
+    *(
+        f"{name} --help"
+        for name in ("train", "evaluate", "report", "table", "demo", "estimate-k", "probe", "data")
+    ),
     *("data verify --help", "table overhead --help", "selftest --help", "tune --help", "env --help"),
     "bench --help",
     *(

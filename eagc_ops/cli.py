@@ -53,6 +53,11 @@ COMMANDS = {
         "train",
         "say before a run, from labelled images alone, whether EAGC can act on a data set",
     ),
+    "study": Command(
+        "eagc_ops.training.commands.study",
+        "train",
+        "train with and without EAGC for more and fewer known classes, and write what that shows",
+    ),
     "selftest": Command(
         "eagc_ops.selftest_command",
         "",

@@ -48,6 +48,16 @@ COMMANDS = {
     "estimate-k": Command(
         "eagc_ops.training.commands.estimate_k", "train", "estimate the number of classes of a data set"
     ),
+    "probe": Command(
+        "eagc_ops.training.commands.probe",
+        "train",
+        "say before a run, from labelled images alone, whether EAGC can act on a data set",
+    ),
+    "study": Command(
+        "eagc_ops.training.commands.study",
+        "train",
+        "train with and without EAGC for more and fewer known classes, and write what that shows",
+    ),
     "selftest": Command(
         "eagc_ops.selftest_command",
         "",

@@ -70,7 +70,7 @@ def table_parser() -> Parser:
     """The parser. Only typed options end up in the namespace, because overhead refuses some of them."""
     usage = (
         "eagc table NAME --dataset digits | eagc table NAME --dataset cub --root FOLDER --split-file FILE "
-        "--weights FILE [options]"
+        "[options]"
     )
     parser = Parser(
         prog="eagc table", usage=usage, description=main.__doc__, argument_default=argparse.SUPPRESS

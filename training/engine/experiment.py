@@ -31,7 +31,7 @@ from eagc_ops.training.engine.starting_point import StartingPoint, read_starting
 from eagc_ops.training.engine.store import reference_key, stored, subspace_key
 from eagc_ops.training.methods import METHODS, Problem
 from eagc_ops.training.methods.alignment import ALIGNMENTS
-from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.models.backbones import load_backbone, weight_file
 from eagc_ops.training.models.features import StudentFeatures
 from eagc_ops.training.models.reference_model import known_subspace, train_reference
 from eagc_ops.training.models.student import Student
@@ -72,6 +72,7 @@ class Experiment:
             skip_unreadable=config.skip_unreadable,
         )
         encoder = _encoder(config, data)
+        weights = weight_file(config.backbone, config.weights)
         problem = _problem(config, data, encoder.vit)
         with seeded(config.seed, -1, _HEADS):
             method = METHODS[config.method](config, problem)
@@ -89,6 +90,7 @@ class Experiment:
         self.facts = RunFacts(
             split_hash=data.split_hash,
             trunk=encoder.trunk_fingerprint(),
+            weights=weights and weights.record(),
             inputs=self.batches.identity,
             **problem._asdict(),
             labelled=len(data.labelled),
@@ -211,7 +213,7 @@ def _accelerator(config: Config) -> Accelerator:
 
 def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
     """The backbone, split into a frozen trunk and a tail that student and reference model train."""
-    if config.weights is not None:
+    if config.weights not in ("pretrained", "random"):
         check_if_ours(Path(config.weights))
     with seeded(config.seed, -1, _BACKBONE):
         vit = load_backbone(

@@ -25,6 +25,7 @@ SETTINGS = (
     "backbone",
     "weights",
     "seed",
+    "pixel_cache",
     "device",
     "workers",
 )

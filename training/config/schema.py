@@ -170,6 +170,12 @@ class Config(Settings):
     deterministic: bool = Field(
         False, description="use deterministic algorithms on a GPU (runs on a CPU always repeat bit for bit)"
     )
+    pixel_cache: Annotated[Place, MACHINE] = Field(
+        "auto",
+        description="folder for decoded and resized images, which draws then only crop and flip; auto: "
+        "`pixels` beside the run, if it takes 8 MB to 16 GB and at most half of the free disk; off: decode "
+        "at every draw",
+    )
     trunk_cache: Annotated[Place | None, MACHINE] = Field(
         None, description="folder for the trunk's tokens: compute them once, and train without the trunk"
     )

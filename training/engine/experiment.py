@@ -22,7 +22,7 @@ from eagc_ops import EAGC, Subspace
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import Config, ConfigError, Sizes
 from eagc_ops.training.data import GCDData, open_data
-from eagc_ops.training.data.batches import batches
+from eagc_ops.training.data.batches import AutomaticPixels, batches
 from eagc_ops.training.data.loaders import seeded
 from eagc_ops.training.engine.checkpoint import CheckpointError, check_if_ours, load_checkpoint
 from eagc_ops.training.engine.facts import RunFacts
@@ -45,6 +45,8 @@ _BACKBONE, _HEADS, _REFERENCE = 1, 2, 3
 class Experiment:
     """Data, student, batches and features of a configuration.
 
+    `automatic`: the place of the pixel cache if its setting is "auto"; None: no automatic cache.
+
     Attributes:
         config: the settings.
         accelerator, device: Accelerate's object, and the device it chose.
@@ -57,7 +59,7 @@ class Experiment:
         reference_cross_entropy: mean of the reference model's last epoch; None until `prepare` has one.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, automatic: AutomaticPixels | None = None) -> None:
         self.config = config
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -85,6 +87,7 @@ class Experiment:
             rank=accelerator.process_index,
             world=accelerator.num_processes,
             main=self.main,
+            automatic=automatic,
         )
         self.features = StudentFeatures(self.student, self.batches)
         self.facts = RunFacts(

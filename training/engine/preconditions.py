@@ -15,9 +15,9 @@ from typing import Any
 from eagc_ops.places import PlaceError, readable_file, writable_folder
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.config.backbones import BACKBONES
-from eagc_ops.training.config.hub import check_published
 from eagc_ops.training.config.places import check_root, check_split_file
 from eagc_ops.training.engine.run_folder import RunFolder, is_unused
+from eagc_ops.training.models.hub import check_published
 
 __all__ = ["changed", "check_new_folder", "check_run", "starting_checkpoint"]
 
@@ -44,6 +44,8 @@ def check_run(config: Config, output: Path | None = None) -> None:
         )
     if config.weights not in ("pretrained", "random"):
         _check_weights(Path(config.weights))
+    if config.pixel_cache not in ("auto", "off"):
+        writable_folder("pixel_cache", Path(config.pixel_cache))
     if config.trunk_cache is not None:
         writable_folder("trunk_cache", Path(config.trunk_cache))
     if config.needs_start is not None and output is not None:

@@ -21,7 +21,7 @@ from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_
 from torch import Tensor
 
 from eagc_ops.training.config.backbones import BACKBONES, image_size_error, is_published
-from eagc_ops.training.config.hub import FILE, published_file
+from eagc_ops.training.models.hub import FILE, published_file
 
 __all__ = ["WeightFile", "load_backbone", "weight_file"]
 

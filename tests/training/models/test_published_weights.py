@@ -9,15 +9,16 @@ import hub_cache
 import pytest
 import timm
 import torch
+from commands import call
 from huggingface_hub import constants
 from safetensors.torch import load_file
 from small_runs import small_config
 
 from eagc_ops.training.config import ConfigError, from_json, resolve
-from eagc_ops.training.config.hub import check_published
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.models.backbones import load_backbone, weight_file
+from eagc_ops.training.models.hub import check_published
 from eagc_ops.training.runs import evaluate, resume, train
 
 
@@ -102,6 +103,7 @@ def test_the_default_follows_the_backbone():
         weight_file("vit_digits", "pretrained")
 
 
+@pytest.mark.filterwarnings("ignore:the run predicts")
 def test_a_run_of_version_0_1_had_random_weights(data, tmp_path):
     """null in run.json stood for random weights, of every backbone."""
     assert from_json({**resolve("simgcd", "cub").to_json(), "weights": None}).weights == "random"
@@ -116,34 +118,28 @@ def test_a_run_of_version_0_1_had_random_weights(data, tmp_path):
     assert resume(tmp_path / "run")["last"] == result["last"]
 
 
-def eagc(home, *words):
-    return subprocess.run(
-        [sys.executable, "-m", "eagc_ops.cli", *words],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "HF_HOME": str(home), "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"},
-    )
-
-
-def test_a_run_takes_published_weights_and_keeps_their_fingerprint(data, tmp_path):
-    sha256 = hub_cache.write_hub(tmp_path / "home")
+@pytest.mark.filterwarnings("ignore:the run predicts")
+def test_a_run_takes_published_weights_and_keeps_their_fingerprint(data, hub, monkeypatch, capsys):
+    """A process of its own trains, with nothing but HF_HOME to tell it where the weights are."""
+    home, run = hub / "home", hub / "run"
+    sha256 = hub_cache.write_hub(home)
     words = (
         f"train --dataset folder --image-size 32 --backbone {hub_cache.NAME} --preset baseline --device cpu"
     )
-    words += f" --epochs 1 --batch-size 16 --root {data['root']} --split-file {data['split_file']}"
-    done = eagc(tmp_path / "home", *words.split(), "-o", str(tmp_path / "run"))
+    words += f" --epochs 1 --batch-size 32 --root {data['root']} --split-file {data['split_file']} -o {run}"
+    done = subprocess.run(
+        [sys.executable, "-m", "eagc_ops.cli", *words.split()],
+        capture_output=True,
+        text=True,
+        env={**os.environ, "HF_HOME": str(home), "OMP_NUM_THREADS": "1"},
+    )
     assert done.returncode == 0, done.stderr
-    run = RunFolder.open(tmp_path / "run")
-    assert run.config.weights == "pretrained" and run.facts.weights["sha256"] == sha256
+    folder = RunFolder.open(run)
+    assert folder.config.weights == "pretrained" and folder.facts.weights["sha256"] == sha256
     # Without the cache: one line that names the file and the option; with the file itself: the same run
-    done = eagc(tmp_path / "empty", "evaluate", str(tmp_path / "run"))
-    assert (done.returncode, done.stderr.count("\n")) == (2, 1)
-    assert f"{hub_cache.REPOSITORY}/resolve/main/model.safetensors" in done.stderr
-    assert "pass --weights FILE" in done.stderr
-    file = weight_path(tmp_path / "home")
-    done = eagc(tmp_path / "empty", "evaluate", str(tmp_path / "run"), "--weights", str(file))
-    assert done.returncode == 0, done.stderr
-
-
-def weight_path(home):
-    return next((home / "hub").glob("*/snapshots/*/model.safetensors"))
+    code, _, err = call(capsys, "evaluate", str(run))
+    assert (code, err.count("\n")) == (2, 1)
+    assert f"{hub_cache.REPOSITORY}/resolve/main/model.safetensors" in err
+    assert "pass --weights FILE" in err
+    file = next((home / "hub").glob("*/snapshots/*/model.safetensors"))
+    assert evaluate(run, weights=str(file)).all == folder.result()["last"]["all"]

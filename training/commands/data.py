@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from eagc_ops.console import Parser, command, path
 from eagc_ops.places import writable_file
-from eagc_ops.training.config import SPECS
+from eagc_ops.training.config import DATASETS
 from eagc_ops.training.config.places import check_root, check_split_file
 
 
@@ -18,7 +18,7 @@ def main(argv: list[str]) -> int:
         "(exit code 1 if it has any)"
     )
     check = commands.add_parser("verify", help=line, description=line)
-    check.add_argument("--dataset", required=True, choices=tuple(SPECS), help="data set")
+    check.add_argument("--dataset", required=True, choices=DATASETS, help="data set")
     check.add_argument("--root", type=path, help="its folder, unless the images come with a package")
     check.add_argument(
         "--split-file",

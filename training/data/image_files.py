@@ -16,7 +16,16 @@ from PIL import Image
 from eagc_ops.files import atomic_write
 from eagc_ops.training.progress import bar as progress_bar
 
-__all__ = ["ImageError", "Inspection", "inspect", "read_image", "read_list", "shown", "write_list"]
+__all__ = [
+    "ImageError",
+    "Inspection",
+    "find_unreadable",
+    "inspect",
+    "read_image",
+    "read_list",
+    "shown",
+    "write_list",
+]
 
 # The bytes that end a complete file. Other formats have no such mark.
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
@@ -73,6 +82,19 @@ def inspect(paths: Sequence[str], deep: bool = False, progress: bool = False) ->
                 unreadable[path] = fault
             bar.update()
     return Inspection(unreadable, modes)
+
+
+def find_unreadable(paths: Sequence[str], skip: bool, progress: bool = False) -> dict[str, str]:
+    """The files that cannot be read, path -> reason: an error that names them, unless they are skipped."""
+    unreadable = inspect(paths, progress=progress).unreadable
+    if unreadable and not skip:
+        named = [f"{shown(path)} ({reason})" for path, reason in unreadable.items()]
+        more = f" and {len(named) - 3:,} more" if len(named) > 3 else ""
+        raise ImageError(
+            f"{len(named):,} of {len(paths):,} images cannot be read: {'; '.join(named[:3])}{more}; repair "
+            "them, or leave them out with skip_unreadable"
+        )
+    return unreadable
 
 
 def _inspect_one(path: str, deep: bool) -> tuple[str, str | None]:

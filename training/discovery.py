@@ -27,13 +27,13 @@ from eagc_ops.training import runs
 from eagc_ops.training.analysis.accuracy import accuracy
 from eagc_ops.training.analysis.categories import RULES, Found, find_categories
 from eagc_ops.training.analysis.map_2d import map_2d
-from eagc_ops.training.config import SPECS, Config, ConfigError, resolve
+from eagc_ops.training.config import Config, ConfigError, resolve
 from eagc_ops.training.config.places import check_links, check_two_folders
 from eagc_ops.training.data.trunk_cache import cache_bytes
 from eagc_ops.training.data.two_folders import TwoFolders, list_folders
 from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint, tensor_digest
 from eagc_ops.training.engine.experiment import Experiment, device_of
-from eagc_ops.training.engine.preconditions import changed, check_new_folder, check_run
+from eagc_ops.training.engine.preconditions import check_begun, check_new_folder, check_run
 from eagc_ops.training.engine.predictor import Predictor
 from eagc_ops.training.engine.run_folder import CATEGORIES, IMAGES, TRUNK_CACHE, RunFolder, finite, writing
 from eagc_ops.training.methods import METHODS
@@ -130,7 +130,8 @@ def discover(
 def _trained(request: Request, say: Callable[[str], None], settings: dict[str, Any]) -> TwoFolders:
     """Train the run, or go on with it; returns its images."""
     if (request.output / "run.json").exists():
-        folder = _begun(request.output)
+        folder = RunFolder.open(request.output)
+        changes = _changes(folder, request, settings)
         folders = _listed(request)
         if folders is None:
             raise ConfigError(
@@ -138,7 +139,6 @@ def _trained(request: Request, say: Callable[[str], None], settings: dict[str, A
                 "folder"
             )
         _truth(request, folders)
-        changes = _changes(folder, request, settings)
         if folder.result() is None:
             say(f"going on with the discovery in {request.output}")
             runs.resume(request.output, **changes)
@@ -167,15 +167,6 @@ def _trained(request: Request, say: Callable[[str], None], settings: dict[str, A
     return folders
 
 
-def _begun(output: Path) -> RunFolder:
-    folder = RunFolder.open(output)
-    if SPECS[folder.config.dataset].truth:
-        raise ConfigError(
-            f"output {output} holds a run on {folder.config.dataset}: choose a different folder"
-        )
-    return folder
-
-
 def _listed(request: Request) -> TwoFolders | None:
     """The images that were listed before for the same request; None if there are none."""
     file = request.output / IMAGES
@@ -188,17 +179,10 @@ def _listed(request: Request) -> TwoFolders | None:
 
 
 def _changes(folder: RunFolder, request: Request, settings: dict[str, Any]) -> dict[str, Any]:
-    """The settings of the machine with which to go on. Others must be those of before."""
-    asked = dict(settings)
-    if asked.get("k") == "estimate" and folder.facts.k_estimate is not None:
-        del asked["k"]
-    changed(folder.config, asked)
-    free = folder.config.machine_settings()
-    return {
-        **{name: value for name, value in asked.items() if name in free},
-        "root": os.path.abspath(request.labelled),
-        "split_file": os.path.abspath(request.output / IMAGES),
-    }
+    """The settings of the machine with which to go on."""
+    places = {"root": request.labelled, "split_file": request.output / IMAGES}
+    changes = check_begun(folder, settings)
+    return {**changes, **{name: os.path.abspath(place) for name, place in places.items()}}
 
 
 def _introduction(folders: TwoFolders, request: Request) -> list[str]:
@@ -287,7 +271,7 @@ class Features(NamedTuple):
 def _write(
     request: Request, folders: TwoFolders, say: Callable[[str], None], settings: dict[str, Any]
 ) -> dict[str, Any]:
-    folder = _begun(request.output)
+    folder = RunFolder.open(request.output)
     with writing(request.output):
         features = _features(folder, folders, _changes(folder, request, settings))
         label = torch.tensor([c for _, c in folders.training])

@@ -251,7 +251,7 @@ def test_a_folder_with_another_discovery_is_refused(photos, settings, whole, tmp
     with pytest.raises(
         ConfigError, match="holds a discovery of other folders or options: choose a different"
     ):
-        made(photos, output, settings, holdout=0.5)
+        made(photos, output, settings, k="estimate", holdout=0.5)
     with pytest.raises(ConfigError, match="epochs cannot change in an existing run"):
         made(photos, output, settings, k="estimate", epochs=3)
     (tmp_path / "full").mkdir()

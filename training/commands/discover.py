@@ -10,6 +10,8 @@ from eagc_ops.places import readable_file
 from eagc_ops.training.config import add_config_arguments, as_options, resolve
 from eagc_ops.training.config.options import Recipe
 from eagc_ops.training.config.places import check_links, check_two_folders
+from eagc_ops.training.engine.preconditions import check_begun, check_run
+from eagc_ops.training.engine.run_folder import RunFolder
 
 SETTINGS = (
     "method",
@@ -35,12 +37,12 @@ SETTINGS = (
 
 def words(error: Exception) -> str:
     """The text of an error, in the words of this command line."""
-    text = re.sub(
-        r"(?<![\w./-])(drop_duplicates|sort_into)\b",
-        lambda found: "--" + found[0].replace("_", "-"),
-        as_options(error),
-    )
-    return re.sub(r"^(holdout|truth|output)\b", r"--\1", text)
+    return re.sub(r"^(holdout|truth|output)\b", r"--\1", _with_options(as_options(error)))
+
+
+def _with_options(text: str) -> str:
+    pattern = r"(?<![\w./-])(drop_duplicates|skip_unreadable|sort_into)\b"
+    return re.sub(pattern, lambda found: "--" + found[0].replace("_", "-"), text)
 
 
 @command("eagc discover", words)
@@ -53,11 +55,15 @@ def main(argv: list[str]) -> int:
         readable_file("--truth", arguments["truth"], "name a .csv file with the columns path,class")
     if arguments["sort_into"] is not None:
         check_links(arguments["sort_into"], labelled, unlabelled)
-    resolve(**{name: value for name, value in arguments.items() if name in SETTINGS}, dataset="discover")
+    settings = {name: value for name, value in arguments.items() if name in SETTINGS}
+    if (output / "run.json").exists():
+        check_begun(RunFolder.open(output), settings)
+    else:
+        check_run(resolve(**settings, dataset="discover", root=str(labelled)), output)
 
     from eagc_ops.training.discovery import discover  # torch takes seconds to import
 
-    discover(labelled, unlabelled, output, **arguments)
+    discover(labelled, unlabelled, output, say=lambda line: print(_with_options(line)), **arguments)
     return 0
 
 

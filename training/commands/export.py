@@ -23,8 +23,8 @@ def main(argv: list[str]) -> int:
     run, output = settings.pop("run"), settings.pop("output")
     if output.suffix != ".pt2":
         parser.error(f"--output must end in .pt2, the type of files that torch.export writes, got {output}")
-    check_trained(run, settings)
     writable_file("--output", output)
+    check_trained(run, settings)
 
     from eagc_ops.training.prediction import export  # torch takes seconds to import
 

@@ -33,7 +33,6 @@ def main(argv: list[str]) -> int:
     add_config_arguments(parser, SETTINGS)
     settings = vars(parser.parse_args(argv))
     run, images, output = (settings.pop(name) for name in ("run", "images", "output"))
-    check_trained(run, {name: value for name, value in settings.items() if name in SETTINGS})
     for word in images:
         if word.startswith("@"):
             readable_file("IMAGES", Path(word[1:]), "name a text file with one path per line")
@@ -41,6 +40,7 @@ def main(argv: list[str]) -> int:
             raise PlaceError(f"IMAGES {word}: no such file or folder")
     if output is not None:
         writable_file("--output", output)
+    check_trained(run, {name: value for name, value in settings.items() if name in SETTINGS})
 
     # torch takes seconds to import.
     from eagc_ops.training.prediction import predict

@@ -43,13 +43,8 @@ def check_split_file(dataset: str, file: str | Path | None, what: str = "split_f
     """Check that `file` is of the kind that the data set's class split is read from."""
     spec = SPECS[dataset]
     if not spec.truth:
-        if file is None:
-            raise MissingPlaceError(f"{what} is missing: {spec.title} are listed in a file of the discovery")
-        readable_file(
-            what,
-            Path(file),
-            f"start the discovery again in a different folder: {spec.title} are listed in that file",
-        )
+        if file is not None:  # before a discovery begins, its images are not listed yet
+            readable_file(what, Path(file), f"it lists {spec.title}; start again in a different folder")
         return
     if not (spec.split_file or spec.needs_split_file):
         if file is not None:

@@ -144,6 +144,8 @@ def open_data(
 
 def _open_discovery(name: str, listing: str | Path | None, image_size: int | None) -> GCDData:
     """The images in the file `listing`, of which some have no class."""
+    if listing is None:
+        raise ValueError(f"split_file is missing: {SPECS[name].title} are listed in a file of the discovery")
     check_split_file(name, listing)
     folders, spec = TwoFolders.read(Path(listing)), SPECS[name]
     paths = [path for path, _ in folders.training] + folders.unlabelled_images

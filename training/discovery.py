@@ -182,6 +182,8 @@ def _changes(folder: RunFolder, request: Request, settings: dict[str, Any]) -> d
     """The settings of the machine with which to go on."""
     places = {"root": request.labelled, "split_file": request.output / IMAGES}
     changes = check_begun(folder, settings)
+    if "trunk_cache" not in settings and folder.config.trunk_cache is not None:
+        places["trunk_cache"] = request.output / TRUNK_CACHE
     return {**changes, **{name: os.path.abspath(place) for name, place in places.items()}}
 
 
@@ -279,7 +281,8 @@ def _write(
             features.z, features.probabilities, features.labelled_z, label, folders.classes
         )
         content = outputs(request, folders, folder, features, found)
-        shutil.rmtree(request.output / TRUNK_CACHE, ignore_errors=True)
+        if "trunk_cache" not in settings:
+            shutil.rmtree(request.output / TRUNK_CACHE, ignore_errors=True)
     for line in _summary(content, request):
         say(line)
     return content

@@ -37,7 +37,13 @@ SETTINGS = (
 
 def words(error: Exception) -> str:
     """The text of an error, in the words of this command line."""
-    return re.sub(r"^(holdout|truth|output)\b", r"--\1", _with_options(as_options(error)))
+    text = re.sub(r"^(holdout|truth|output)\b", r"--\1", _with_options(as_options(error)))
+    if text.startswith("cannot read the image "):  # in the middle of its pixels, which the list had not read
+        text = (
+            f"{text.partition('; `eagc data')[0]}; repair it and go on with the same command, or start "
+            "again in a different folder with --skip-unreadable"
+        )
+    return text
 
 
 def _with_options(text: str) -> str:

@@ -85,8 +85,11 @@ def inspect(paths: Sequence[str], deep: bool = False, progress: bool = False) ->
 
 
 def find_unreadable(paths: Sequence[str], skip: bool, progress: bool = False) -> dict[str, str]:
-    """The files that cannot be read, path -> reason: an error that names them, unless they are skipped."""
-    unreadable = inspect(paths, progress=progress).unreadable
+    """The files that cannot be read, path -> reason: an error that names them, unless they are skipped.
+
+    To skip all of them, all pixels are decoded; otherwise headers and ends are read, see `inspect`.
+    """
+    unreadable = inspect(paths, deep=skip, progress=progress).unreadable
     if unreadable and not skip:
         named = [f"{shown(path)} ({reason})" for path, reason in unreadable.items()]
         more = f" and {len(named) - 3:,} more" if len(named) > 3 else ""

@@ -46,6 +46,7 @@ from eagc_ops.training.report.category_files import (
     write_json,
     write_map,
 )
+from eagc_ops.training.report.discovered import write_page
 from eagc_ops.training.scores import scores_text
 
 __all__ = ["discover"]
@@ -101,8 +102,8 @@ def discover(
     Args:
         labelled: folder with one folder of images for each known class.
         unlabelled: folder of images, at any depth, or a text file with one path per line.
-        output: folder of the run: run.json, checkpoints, and the files assignments.csv, map.csv and
-            categories.json. A discovery that was begun there goes on; of a complete one the files are written
+        output: folder of the run: run.json, checkpoints, and the files assignments.csv, map.csv,
+            categories.json and discovered.html. A discovery that was begun there goes on; of a complete one the files are written
             again.
         holdout: share of the labelled images of every class that are not trained on. They give the one honest
             accuracy there is. 0: none. See `list_folders`.
@@ -318,6 +319,7 @@ def outputs(
         "categories": [category_entry(entry, paths) for entry in found.listed],
     }
     write_json(output / "categories.json", content)
+    write_page(output, progress=True)
     if request.sort_into is not None:
         sort_into(request.sort_into, rows)
     return content
@@ -421,8 +423,4 @@ def _summary(content: dict[str, Any], request: Request) -> list[str]:
         )
     if content["truth"]:
         lines.append(f"with the truth of {request.truth}: {scores_text(content['truth'])}")
-    lines.append(
-        f"files: assignments.csv, map.csv, categories.json in {request.output}    (eagc predict "
-        f"{request.output} IMAGES)"
-    )
-    return lines
+    return [*lines, f"page: {request.output / 'discovered.html'}    (eagc predict {request.output} IMAGES)"]

@@ -17,7 +17,7 @@ import pytest
 from run_facts import some_facts
 
 from eagc_ops.bench import commands
-from eagc_ops.cli import main
+from eagc_ops.cli import COMMANDS, main
 from eagc_ops.training.config import resolve
 from eagc_ops.training.engine import pretraining
 from eagc_ops.training.engine.loop import Loop
@@ -54,6 +54,9 @@ AT_ONCE = [
     ("data verify --dataset digits --deeep", "unknown option --deeep"),
     ("bench overhead --row 8", "unknown option --row; did you mean --rows?"),
     ("bench conceptor --rounds 3", "unknown option --rounds"),
+    ("bench operator --quik", "unknown option --quik; did you mean --quick?"),
+    ("bench roofline --rows 64", "unknown option --rows"),
+    ("bench estimate --seeds 3", "unknown option --seeds"),
     # Values that are no number, or not a whole one
     ("train --epochs many", "--epochs: must be a whole number, got 'many'"),
     ("train --epochs 2.5", "--epochs: must be a whole number, got '2.5'"),
@@ -126,7 +129,7 @@ AT_ONCE = [
     ("bench overhead --rounds 0", "--rounds: must be a whole number >= 1, got 0"),
     ("bench overhead --backbone resnet50", "--backbone: invalid choice: 'resnet50'"),
     ("bench throughput --rows 2", "--rows: must be a whole number >= 4, got 2"),
-    ("bench throughput --dims 99999999999999999999", "--dims: must be <= 1,000,000"),
+    ("bench throughput --dims 99999999999999999999", "must be <= 1,000,000, got 99999999999999999999\n"),
     ("bench throughput --dtypes fp8", "--dtypes: invalid choice: 'fp8'"),
     ("bench aot --jobs 0", "--jobs: must be a whole number >= 1, got 0"),
     (
@@ -184,10 +187,11 @@ AT_ONCE = [
     ("train -o ''", "-o/--output: is empty: name a path, or leave the option out"),
     ("train -o broken-link", "--output broken-link is a broken link; name a folder"),
     ("train --resume run -o other", "--resume run continues in the folder of the run: leave --output out"),
-    ("train --resume nowhere", "nowhere is not a run folder"),
-    ("train --resume full", "full is not a run folder: it has no run.json"),
-    ("train --resume torn", "torn/run.json cannot be read"),
-    ("train --resume run --epochs 7", "--epochs cannot change in an existing run"),
+    ("train --resume nowhere", "--resume nowhere is not a run folder: it does not exist"),
+    ("train --resume file.txt", "--resume file.txt is not a run folder: it is a file"),
+    ("train --resume full", "--resume full is not a run folder: it has no run.json"),
+    ("train --resume torn", "--resume torn: run.json cannot be read"),
+    ("train --resume run --epochs 7", "--epochs cannot change in an existing run (only --root, --split-file"),
     ("train --resume complete --lambda-p 2", "--lambda-p cannot change in an existing run"),
     ("train --resume run --trunk-cache file.txt", "--trunk-cache file.txt is a file; name a folder"),
     ("train --trunk-cache file.txt", "--trunk-cache file.txt is a file; name a folder"),
@@ -220,7 +224,7 @@ AT_ONCE = [
     ),
     ("train --method sptnet", "--init is missing: SPTNet starts from a trained SimGCD"),
     ("train --method sptnet --init nowhere", "--init nowhere does not exist: SPTNet starts from"),
-    ("train --method sptnet --init full", "full is not a run folder: it has no run.json"),
+    ("train --method sptnet --init full", "--init full is not a run folder: it has no run.json"),
     ("train --method sptnet --init run", "--init run is not a complete run: resume it first"),
     ("train --method sptnet --init empty.json", "--init empty.json is empty (0 bytes)"),
     (
@@ -228,7 +232,7 @@ AT_ONCE = [
         "--init birds.safetensors was trained on cub, but this run has --dataset digits",
     ),
     ("evaluate", "the following arguments are required: RUN"),
-    ("evaluate nowhere", "nowhere is not a run folder"),
+    ("evaluate nowhere", "RUN nowhere is not a run folder: it does not exist"),
     ("evaluate run", "--which last: run/last.safetensors: no such file; continue the run with eagc train"),
     ("evaluate run --root full", "--root full: digits come with scikit-learn and have no root"),
     ("discover", "the following arguments are required: LABELLED, UNLABELLED, -o/--output"),
@@ -272,7 +276,7 @@ AT_ONCE = [
     ("export run -o model.pt2", "run is not a complete run: go on with it first"),
     ("export complete -o file.txt/model.pt2", "--output file.txt/model.pt2 cannot be written: "),
     ("report", "the following arguments are required: RUN"),
-    ("report nowhere", "nowhere is not a run folder"),
+    ("report nowhere", "RUN nowhere is not a run folder: it does not exist"),
     ("report run -o file.txt", "--output file.txt is a file; name a folder"),
     ("demo -o file.txt", "--output file.txt is a file; name a folder"),
     ("demo -o /proc/eagc", "--output /proc/eagc cannot be written in /proc"),
@@ -396,21 +400,12 @@ def test_a_process_ends_with_code_2(line, words, places):
 
 
 HEAVY = ("torch", "torchvision", "timm", "sklearn", "scipy", "accelerate", "triton", "matplotlib", "numpy")
-HELP = [
-    "--help",
-    *(f"{name} --help" for name in ("train", "evaluate", "report", "table", "demo", "estimate-k", "data")),
-    *(f"{name} --help" for name in ("discover", "predict", "export")),
-    *("data verify --help", "table overhead --help", "selftest --help", "tune --help", "env --help"),
-    "bench --help",
-    *(
-        f"bench {name} --help"
-        for name in ("operator", "throughput", "roofline", "overhead", "conceptor", "all", "aot", "compare")
-    ),
-]
+BENCH = tuple(f"bench {name}" for name in commands.COMMANDS)
+HELP = ["--help", "data verify --help", *(f"{name} --help" for name in (*COMMANDS, *BENCH))]
 # Runs every line in one process, and names the first that imports a package that takes seconds.
 IMPORTS = """
 import contextlib, io, json, shlex, sys
-from eagc_ops.cli import main
+from eagc_ops.cli import COMMANDS, main
 heavy, lines = json.load(sys.stdin)
 found = []
 class Refuse:
@@ -438,3 +433,8 @@ def test_neither_help_nor_a_wrong_line_imports_what_takes_seconds(places):
     )
     assert (done.returncode, done.stdout) == (0, f"{len(lines)}\n"), done.stderr
     assert len(AT_ONCE) >= 100
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *BENCH])
+def test_wrong_lines_of_every_command_are_tried(command):
+    assert any(line.split()[: len(command.split())] == command.split() for line, _ in AT_ONCE)

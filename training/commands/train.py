@@ -87,7 +87,7 @@ def _train(config: Config, run: Path, own_encoder: bool) -> dict[str, Any]:
 
 
 def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    folder = RunFolder.open(run)
+    folder = RunFolder.open(run, what="--resume")
     config = changed(folder.config, settings)
     if (result := folder.result()) is not None:
         if is_main_process():

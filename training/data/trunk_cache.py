@@ -30,7 +30,7 @@ from torch.utils.data import DataLoader, Dataset, Subset
 from eagc_ops import interrupts
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.files import atomic_write, naming_full_disks, remove_partials
-from eagc_ops.locks import lock
+from eagc_ops.locks import lock, tidy
 from eagc_ops.training.data.gcd import GCDData
 from eagc_ops.training.data.loaders import Draw, KeyedViews, draw_key
 from eagc_ops.training.progress import bar as progress_bar
@@ -69,8 +69,11 @@ def trunk_cache(
     """
     directory = Path(directory)
     made_of = _made_of(encoder, data, views, half, seed)
-    if _read_record(directory, made_of) < made_of["images"]:
-        with lock(directory / ".lock", f"trunk cache {directory}", wait=True):
+    held = directory / ".lock"
+    if _read_record(directory, made_of) == made_of["images"]:
+        tidy(held)
+    else:
+        with lock(held, f"trunk cache {directory}", wait=True):
             remove_partials(directory)
             done = _read_record(directory, made_of)
             if done < made_of["images"]:

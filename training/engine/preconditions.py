@@ -72,7 +72,7 @@ def starting_checkpoint(config: Config) -> Path:
     if not path.exists():
         raise ConfigError(f"init {init} does not exist: {config.needs_start}")
     if path.is_dir():
-        folder = RunFolder.open(path)
+        folder = RunFolder.open(path, what="init")
         if folder.result() is None:
             raise ConfigError(
                 f"init {init} is not a complete run: resume it first, or name one of its checkpoints"

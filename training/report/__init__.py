@@ -1,4 +1,4 @@
-"""Reports on runs. Read the files in this order:
+"""Reports on runs, and the page of a discovery. Read the files in this order:
 
 1. `runs`            run folders -> records, groups of runs that differ in the seed, sweeps of one setting
 2. `measures`        the numbers of a run, and mean ± std over seeds
@@ -7,4 +7,6 @@
 5. `weights`         values from the weights of runs on their data: energies, spectrum, features, attention
 6. `weight_figures`  figures of these values
 7. `page`            everything in one HTML page, from the templates in `templates/`
+
+`discovered` stands alone: the page about images that nobody had labelled, from the files of `eagc discover`.
 """

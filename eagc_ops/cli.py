@@ -29,6 +29,21 @@ COMMANDS = {
     "evaluate": Command(
         "eagc_ops.training.commands.evaluate", "train", "compute All / Old / New from a run's weights"
     ),
+    "discover": Command(
+        "eagc_ops.training.commands.discover",
+        "train",
+        "discover the categories in your own images, given labelled images of some of them",
+    ),
+    "predict": Command(
+        "eagc_ops.training.commands.predict",
+        "train",
+        "find the categories of other images with a trained run",
+    ),
+    "export": Command(
+        "eagc_ops.training.commands.export",
+        "train",
+        "write the network of a run to a file that torch alone can load",
+    ),
     "report": Command(
         "eagc_ops.training.commands.report",
         "train",

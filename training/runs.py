@@ -19,7 +19,7 @@ from accelerate.utils import broadcast
 from eagc_ops.training.analysis.accuracy import Accuracy, accuracy
 from eagc_ops.training.analysis.diagnosis import Diagnose
 from eagc_ops.training.analysis.estimate_k import estimate_k
-from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.data.batches import AutomaticPixels
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.jobs import Job
@@ -78,6 +78,11 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
     folder = RunFolder.open(output)
     if which not in ("last", "best"):
         raise ConfigError(f"which must be one of last, best, got {which!r}")
+    if not SPECS[folder.config.dataset].truth:
+        raise ConfigError(
+            f"{output} is a discovery: nobody knows the truth of its images, so there is no accuracy to "
+            f"compute; see {Path(output) / 'categories.json'}"
+        )
     pixels = _pixels_beside(folder.path, build=False)  # one pass over the data does not pay for a cache
     experiment = Experiment(changed(folder.config, changes), pixels)
     folder.check(experiment.facts)
@@ -106,10 +111,12 @@ def _fit(experiment: Experiment, folder: RunFolder, callbacks: Sequence[Callback
 def _evaluation(experiment: Experiment) -> Evaluation:
     """All / Old / New of the current student on the unlabelled set, and of the clusters of its epoch."""
     student, data = experiment.student, experiment.data
-    truth = data.unlabelled.labels
     student.eval()
     with torch.no_grad(), experiment.accelerator.autocast():
         predictions = student.method.predict(experiment.features).cpu()
+    if not data.truth:
+        return Evaluation(None, len(predictions.unique()))
+    truth = data.unlabelled.labels
     clusters = student.method.clusters_of_epoch(data.unlabelled.uq_idx)
     return Evaluation(
         accuracy(predictions, truth, data.known)._asdict(),

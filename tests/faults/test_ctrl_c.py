@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import nursery as processes
+import photographs
 import pytest
 import torch
 from faults import trials
@@ -42,18 +43,21 @@ def wait_for_the_end(session: int) -> None:
     pytest.fail(f"{len(left)} processes live on: {[Path(f'/proc/{p}/cmdline').read_text() for p in left]}")
 
 
+TINY = {
+    "backbone": "vit_digits",
+    "image_size": 16,
+    "batch_size": 8,
+    "device": "cpu",
+    "reference_epochs": 1,
+}
+
+
+def as_words(settings: dict) -> list[str]:
+    return [w for name, value in settings.items() for w in (f"--{name.replace('_', '-')}", str(value))]
+
+
 def words(data, *more: str) -> list[str]:
-    names = {
-        "backbone": "vit_digits",
-        "image_size": 16,
-        "batch_size": 8,
-        "device": "cpu",
-        "reference_epochs": 1,
-    }
-    options = [
-        w for name, value in {**names, **data}.items() for w in (f"--{name.replace('_', '-')}", str(value))
-    ]
-    return ["train", "--dataset", "folder", *options, "--mlp-head-layers", "1", *more]
+    return ["train", "--dataset", "folder", *as_words({**TINY, **data}), "--mlp-head-layers", "1", *more]
 
 
 def steps(run: Path) -> int:
@@ -103,6 +107,24 @@ def test_a_run_goes_on_with_the_command_of_the_line(nursery, data, same_bits, tm
     nursery.run("eagc", *line(whole))
     same_bits(run, whole)
     assert not list(run.parent.rglob("*.lock"))
+
+
+def test_a_discovery_goes_on_with_the_same_line(nursery, data, tmp_path):
+    photographs.write_photographs(tmp_path / "photos")
+    options = {**TINY, "weights": data["weights"], "epochs": 3, "k": 5}
+
+    def line(output):
+        places = [str(tmp_path / "photos" / name) for name in ("labelled", "new")]
+        return ["discover", *places, "-o", str(tmp_path / output), *as_words(options)]
+
+    child = nursery.start("eagc", *line("found"))
+    child.wait_until(lambda: (tmp_path / "found" / "last.safetensors").exists())
+    assert interrupt(child) == f"eagc discover: interrupted; to go on: {shlex.join(['eagc', *line('found')])}"
+    assert not (tmp_path / "found" / "result.json").exists()
+    for output in ("found", "whole"):
+        nursery.run("eagc", *line(output))
+    for name in ("assignments.csv", "map.csv", "categories.json"):
+        assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,7 @@ from typing import Any
 
 from eagc_ops.console import Parser, command, path
 from eagc_ops.places import MissingPlaceError, writable_file, writable_folder
-from eagc_ops.training.config import SPECS
+from eagc_ops.training.config import DATASETS, SPECS
 from eagc_ops.training.config.places import check_root, check_split_file
 
 
@@ -30,7 +30,7 @@ def _add_verify(commands: Any) -> None:
         "(exit code 1 if it has any)"
     )
     check = commands.add_parser("verify", help=line, description=line)
-    check.add_argument("--dataset", required=True, choices=tuple(SPECS), help="data set")
+    check.add_argument("--dataset", required=True, choices=DATASETS, help="data set")
     check.add_argument("--root", type=path, help="its folder, unless the images come with a package")
     check.add_argument(
         "--split-file",
@@ -85,7 +85,7 @@ def _add_download(commands: Any) -> None:
         "other data sets, say where they are published and how their folder looks"
     )
     get = commands.add_parser("download", help=line, description=line)
-    get.add_argument("dataset", choices=tuple(SPECS), help="data set")
+    get.add_argument("dataset", choices=DATASETS, help="data set")
     get.add_argument("--root", type=path, metavar="DIR", help="folder to unpack it in")
 
 

@@ -40,7 +40,9 @@ def main(argv: list[str]) -> int:
     else:
         run = resumed
         result = _resume(run, settings)
-    if is_main_process():
+    if is_main_process() and result["best"] is None:  # a discovery
+        print(f"{run} is trained: type its `eagc discover` command again to write what was found")
+    elif is_main_process():
         for which in sorted(("last", "best"), key=lambda which: which != result["headline"]):
             print(f"{which} epoch ({result[which]['epoch'] + 1}): {scores_text(result[which])}")
         if start := result.get("best_start"):

@@ -34,6 +34,7 @@ class Spec:
     image_size: int = 224  # default side of the square input, in pixels
     transforms: Literal["protocol", "digits"] = "protocol"  # key of `data.transforms.TRANSFORMS`
     own_encoder: str | None = None  # backbone to pretrain on these images if no published weights fit
+    truth: bool = True  # False: nobody knows the classes of the unlabelled images (`eagc discover`)
     small: bool = False  # a CPU trains it in minutes; good for a demonstration, not for judging accuracy
 
 
@@ -133,6 +134,11 @@ SPECS: dict[str, Spec] = {
         layout="<class name>/*.jpg (or .png, ...)",
         needs_split_file=True,
     ),
+    "discover": Spec(
+        title="your images",
+        layout="<class name>/*.jpg (or .png, ...)",
+        truth=False,
+    ),
     "digits": Spec(
         title="scikit-learn digits",
         known=5,
@@ -148,4 +154,5 @@ SPECS: dict[str, Spec] = {
         small=True,
     ),
 }
-DATASETS: tuple[str, ...] = tuple(SPECS)
+DATASETS: tuple[str, ...] = tuple(name for name, spec in SPECS.items() if spec.truth)
+"""The data sets to train and to evaluate on. The other one is opened by `eagc discover`."""

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from eagc_ops.training.config.datasets import SPECS
+from eagc_ops.training.config.datasets import DATASETS, SPECS
 from eagc_ops.training.config.presets import PRESETS, resolve
 from eagc_ops.training.config.schema import CONFIGS, Config
 from eagc_ops.training.config.settings import ConfigError, Settings, describe, is_group, kinds
@@ -125,7 +125,7 @@ def _add_option(section: Any, name: str, field: FieldInfo, default: str) -> None
         section.add_argument(_flag(name), action=argparse.BooleanOptionalAction, **settings)
     elif name in ("method", "dataset"):
         section.add_argument(
-            _flag(name), choices=sorted(CONFIGS) if name == "method" else [*SPECS], **settings
+            _flag(name), choices=sorted(CONFIGS) if name == "method" else DATASETS, **settings
         )
     else:
         section.add_argument(_flag(name), **_value(allowed), **settings)
@@ -223,4 +223,4 @@ def _text(value: Any) -> str:
 @functools.cache
 def _recipes(_cls: type[Config], method: str) -> list[Config]:
     """A method's configurations under all presets and data sets; `_cls` is only a part of the cache key."""
-    return [resolve(method, dataset, preset) for preset in PRESETS for dataset in SPECS]
+    return [resolve(method, dataset, preset) for preset in PRESETS for dataset in DATASETS]

@@ -75,7 +75,7 @@ class CacheFiles(NamedTuple):
         )
 
     def complete(self, build: Callable[[int], None]) -> None:
-        """Call `build` with the number of images that are done, if some are missing. Others wait meanwhile."""
+        """Call `build` with the number of images that are done, if some are missing; others wait."""
         held = self.directory / ".lock"
         if self.done() == self.images:
             tidy(held)

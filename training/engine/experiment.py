@@ -36,7 +36,7 @@ from eagc_ops.training.models.features import StudentFeatures
 from eagc_ops.training.models.reference_model import known_subspace, train_reference
 from eagc_ops.training.models.student import Student
 
-__all__ = ["Experiment", "device_of"]
+__all__ = ["Experiment", "device_of", "encoder_of"]
 
 # Keys of draws that belong to no epoch: seeded(seed, -1, key). 0, 4 and 5 are taken by batches and SelEx.
 _BACKBONE, _HEADS, _REFERENCE = 1, 2, 3
@@ -73,7 +73,16 @@ class Experiment:
             image_size=config.image_size,
             skip_unreadable=config.skip_unreadable,
         )
-        encoder = _encoder(config, data)
+        encoder = encoder_of(
+            config,
+            Sizes(
+                known=data.known,
+                images=len(data.merged),
+                labelled=len(data.labelled),
+                pixels=data.image_size,
+            ),
+            data.channels,
+        )
         weights = weight_file(config.backbone, config.weights)
         problem = _problem(config, data, encoder.vit)
         with seeded(config.seed, -1, _HEADS):
@@ -99,6 +108,7 @@ class Experiment:
             labelled=len(data.labelled),
             steps_per_epoch=len(self.batches.train),
             notes=list(data.notes),
+            known_names=list(data.known_names) or None,
         )
         self.reference_cross_entropy: float | None = None
 
@@ -214,25 +224,17 @@ def _accelerator(config: Config) -> Accelerator:
     return accelerator
 
 
-def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
-    """The backbone, split into a frozen trunk and a tail that student and reference model train."""
+def encoder_of(config: Config, sizes: Sizes, channels: int) -> AnchoredEncoder:
+    """The backbone, split into a frozen trunk and a tail that student and reference model train.
+
+    `sizes` are those of the data, with the pixels of the input.
+    """
     if config.weights not in ("pretrained", "random"):
         check_if_ours(Path(config.weights))
     with seeded(config.seed, -1, _BACKBONE):
-        vit = load_backbone(
-            config.backbone, config.weights, image_size=data.image_size, channels=data.channels
-        )
+        vit = load_backbone(config.backbone, config.weights, image_size=sizes.pixels, channels=channels)
     depth = len(vit.blocks)
-    config.check_sizes(
-        Sizes(
-            known=data.known,
-            images=len(data.merged),
-            labelled=len(data.labelled),
-            pixels=data.image_size,
-            blocks=depth,
-            dim=vit.embed_dim,
-        )
-    )
+    config.check_sizes(sizes._replace(blocks=depth, dim=vit.embed_dim))
     tail = max(config.trainable_blocks, config.blocks_of_reference)
     encoder = AnchoredEncoder(vit, depth - tail, cls_only=config.cls_only)
     encoder.train_last(config.trainable_blocks)

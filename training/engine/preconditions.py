@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from eagc_ops.places import PlaceError, readable_file, writable_folder
-from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.config.places import check_root, check_split_file
 from eagc_ops.training.engine.run_folder import RunFolder, is_unused
 from eagc_ops.training.models.hub import check_published
 
-__all__ = ["changed", "check_new_folder", "check_run", "starting_checkpoint"]
+__all__ = ["changed", "check_begun", "check_new_folder", "check_run", "starting_checkpoint"]
 
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 
@@ -108,6 +108,20 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
             "start a new run"
         )
     return config.replace(**changes)
+
+
+def check_begun(folder: RunFolder, settings: dict[str, Any]) -> dict[str, Any]:
+    """Check that a discovery in `folder` can go on with `settings`; returns those of the machine."""
+    if SPECS[folder.config.dataset].truth:
+        raise ConfigError(
+            f"output {folder.path} holds a run on {folder.config.dataset}: choose a different folder"
+        )
+    asked = dict(settings)
+    if asked.get("k") == "estimate" and folder.facts.k_estimate is not None:
+        del asked["k"]
+    changed(folder.config, asked)
+    free = folder.config.machine_settings()
+    return {name: value for name, value in asked.items() if name in free}
 
 
 def _check_weights(file: Path) -> None:

@@ -6,6 +6,7 @@ tensorboard/        the numbers of metrics.jsonl as scalars
 last.safetensors    checkpoint to resume from and to evaluate
 best.safetensors    weights of the epoch with the best All on the unlabelled set
 result.json         All / Old / New of the last and the best epoch, warnings; written when the run is complete
+scores.safetensors  what the method's scores need beside the weights; written when they are first asked for
 .lock               names the process that trains; held by it, and removed at the end
 """
 
@@ -22,20 +23,24 @@ from typing import Any
 from eagc_ops import environment
 from eagc_ops.files import atomic_write, naming_full_disks, remove_partials
 from eagc_ops.locks import lock, tidy
-from eagc_ops.training.config import Config, ConfigError, from_json
+from eagc_ops.training.config import SPECS, Config, ConfigError, from_json
 from eagc_ops.training.engine.facts import RunFacts
 
 __all__ = ["RunFolder", "finite", "is_unused", "writing"]
 
 _LOCK = ".lock"
+# What a discovery makes before its run begins, see `discovery.py`
+IMAGES, TRUNK_CACHE = "images.json", "trunk-cache"
+CATEGORIES = "categories.safetensors"  # what a discovery needs to place other images
 
 
 def is_unused(path: Path) -> bool:
     """Whether a new run may be made in the folder `path`.
 
-    It must be empty, or hold a run that was killed while run.json was written, which has nothing to keep.
+    It must be empty, or hold a run that was killed while run.json was written, which has nothing to keep, or
+    what a discovery makes before its run.
     """
-    remains = {_LOCK, *(file.name for file in path.glob("run.json*.partial"))}
+    remains = {_LOCK, IMAGES, TRUNK_CACHE, *(file.name for file in path.glob("*.json*.partial"))}
     return all(file.name in remains for file in path.iterdir())
 
 
@@ -59,6 +64,8 @@ class RunFolder:
     def __init__(self, path: Path, config: Config, facts: RunFacts, main: bool = True) -> None:
         self.path, self.config, self.facts, self.main = path, config, facts, main
         self.last, self.best = path / "last.safetensors", path / "best.safetensors"
+        # Runs share the reference models in the folder beside them; a discovery keeps all it makes to itself.
+        self.references = (path.parent if SPECS[config.dataset].truth else path) / "references"
         self._metrics = self._board = None
 
     @classmethod

@@ -10,7 +10,11 @@ from eagc_ops.training.methods import METHODS
 
 
 @pytest.mark.parametrize(
-    "command", ["train", "evaluate", "report", "data", "demo", "table", "estimate-k", "probe"]
+    "command",
+    [
+        *("train", "evaluate", "report", "data", "demo", "table", "estimate-k", "probe"),
+        *("discover", "predict", "export"),
+    ],
 )
 def test_every_command_has_help(command, capsys):
     assert command in COMMANDS

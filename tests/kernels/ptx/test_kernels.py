@@ -101,6 +101,13 @@ CALLS = [
     Call(arch="sm_86", rows=70, dim=64, dtype=BF16),
     Call(arch="sm_120", rows=70, dtype=BF16),
     Call(arch="sm_120", rows=33),
+    *(
+        Call(arch=arch, rows=20, dim=64, dtype=dtype, precision=precision)
+        for arch in ("sm_86", "sm_120")
+        for dtype, precision in (
+            (FP32, "auto"), (FP32, "tf32"), (FP32, "tf32x3"), (FP16, "auto"), (BF16, "auto"), (BF16, "high")
+        )
+    ),
     Call(arch="sm_90", dtype=BF16),
     Call(arch="sm_100"),
     Call(rows=600, dim=64, dtype=FP16),

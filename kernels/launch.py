@@ -40,9 +40,9 @@ class Launch(NamedTuple):
 def coordinate(
     g: Tensor, inputs: Inputs, settings: Coordination, precision: Precision = "auto", tile: Tile | None = None
 ) -> Coordinated:
-    """`formulas.coordinate` in one launch, for at least one row; energy and tau of labelled rows are NaN.
+    """`formulas.coordinate` in one kernel, for at least one row; energy and tau of labelled rows are NaN.
 
-    Beyond SCAN_LIMIT rows a second, small launch comes first and lists the unlabelled rows.
+    A fill of its counters comes first and, beyond SCAN_LIMIT rows, a small kernel that lists unlabelled rows.
     """
     launches = coordinate_launches(g, inputs, settings, precision, tile)
     _run(launches, g.device)

@@ -43,7 +43,9 @@ COMMANDS = {
         "eagc_ops.bench.paper_table", "bench", "measure the paper's overhead table on this machine"
     ),
     "data": Command(
-        "eagc_ops.training.commands.data", "train", "check a data set on disk (eagc data verify)"
+        "eagc_ops.training.commands.data",
+        "train",
+        "fetch a data set, or check it on disk (eagc data download, verify)",
     ),
     "estimate-k": Command(
         "eagc_ops.training.commands.estimate_k", "train", "estimate the number of classes of a data set"

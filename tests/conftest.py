@@ -3,6 +3,7 @@ then the plain one.
 """
 
 import os
+import tempfile
 
 import faults
 import pytest
@@ -10,6 +11,9 @@ import pytest
 # Some virtual machines announce AMX and do not permit it: oneDNN's half products then end in "could not
 # create a primitive".
 os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # read when torch first multiplies
+
+# No test asks the Hugging Face hub, or finds what this machine has of it: read when its client is imported.
+os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=os.path.join(tempfile.gettempdir(), "eagc-ops-no-hub"))
 
 INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
 

@@ -84,7 +84,7 @@ def _encode(
     features, columns = [], []
     for i, batch in enumerate(batches):
         if i % world == rank:
-            x = inputs([batch.views[0].to(device, non_blocking=True)])
+            x = inputs(batch.views_on(device)[:1])
             features.append(encoder.student(encoder.trunk(x)).float())
         else:
             features.append(torch.zeros(len(batch.label), encoder.vit.embed_dim, device=device))

@@ -1,4 +1,4 @@
-"""Reports on runs. Read the files in this order:
+"""Reports on runs, and the page of a discovery. Read the files in this order:
 
 1. `runs`            run folders -> records, groups of runs that differ in the seed, sweeps of one setting
 2. `measures`        the numbers of a run, and mean ± std over seeds
@@ -8,4 +8,6 @@
 6. `weight_figures`  figures of these values
 7. `probe`           a probe of labelled features, as text and as a part of the page
 8. `page`            everything in one HTML page, from the templates in `templates/`
+
+`discovered` stands alone: the page about images that nobody had labelled, from the files of `eagc discover`.
 """

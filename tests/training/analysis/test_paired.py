@@ -50,3 +50,8 @@ def test_one_pair_none_and_missing_values():
     assert math.isnan(none.mean) and math.isnan(none.p)
     with pytest.raises(ValueError, match="the same length, a pair for each seed, got 2 and 1"):
         paired_difference([1.0, 2.0], [1.0])
+
+
+def test_ties_on_paper_are_ties_whatever_the_last_bits_say():
+    # 0.1 + 0.1 + 0.2 - 0.2 is one of 12 of the 16 sums that are at least 0.2 away from 0.
+    assert paired_difference([0.1, 0.1, 0.2, -0.2], [0.0] * 4).p == 0.75

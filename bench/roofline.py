@@ -23,6 +23,7 @@ import torch
 
 from eagc_ops.bench.measure import clock, interleave
 from eagc_ops.bench.work import Work, nominal_work
+from eagc_ops.kernels import DTYPES
 from eagc_ops.kernels.tiles import SCAN_LIMIT, Tile, pick
 
 LAUNCH = (
@@ -109,7 +110,7 @@ def modelled_rows(rows: tuple[int, ...], dim: int = 768, workers: int = 2) -> li
     from eagc_ops.kernels import aot
 
     def case(device: Device, dtype: str, count: int) -> aot.Case:
-        tile = pick(device.arch, count, dim, aot.DTYPES[dtype])
+        tile = pick(device.arch, count, dim, DTYPES[dtype])
         return aot.Case("coordinate", device.arch, dtype, "auto", count, dim, tile)
 
     wanted = [

@@ -12,9 +12,20 @@ path; `tuned` reads the tiles of `eagc tune`.
 """
 
 from .dispatch import check_execution, coordinate, energies, implementation, labelled_energy, why_not_triton
-from .records import Anchor, Coordinated, Coordination, Execution, Implementation, Inputs, Precision, Tau
+from .records import (
+    DTYPES,
+    Anchor,
+    Coordinated,
+    Coordination,
+    Execution,
+    Implementation,
+    Inputs,
+    Precision,
+    Tau,
+)
 
 __all__ = [
+    "DTYPES",
     "Anchor",
     "Coordinated",
     "Coordination",

@@ -23,11 +23,9 @@ from . import formulas, tiles
 
 NORM_FLOOR = tl.constexpr(formulas.NORM_FLOOR)
 ENERGY_FLOOR = tl.constexpr(formulas.ENERGY_FLOOR)
+SCAN_LIMIT = tl.constexpr(tiles.SCAN_LIMIT)
 # By default min and max drop NaN, but a non-finite row must stay visible.
 KEEP_NAN = tl.constexpr(tl.PropagateNan.ALL)
-
-
-SCAN_LIMIT = tl.constexpr(tiles.SCAN_LIMIT)
 
 
 @triton.jit(do_not_specialize=["rows"])

@@ -25,7 +25,7 @@ def main(argv: list[str]) -> int:
     add_config_arguments(parser, MOVED)
     settings = vars(parser.parse_args(argv))
     run, which = settings.pop("run"), settings.pop("which")
-    folder = RunFolder.open(run)
+    folder = RunFolder.open(run, what="RUN")
     check_run(changed(folder.config, settings))
     checkpoint = folder.last if which == "last" else folder.best
     readable_file(f"--which {which}:", checkpoint, f"continue the run with eagc train --resume {run}")

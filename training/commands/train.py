@@ -40,7 +40,9 @@ def main(argv: list[str]) -> int:
     else:
         run = resumed
         result = _resume(run, settings)
-    if is_main_process():
+    if is_main_process() and result["best"] is None:  # a discovery
+        print(f"{run} is trained: type its `eagc discover` command again to write what was found")
+    elif is_main_process():
         for which in sorted(("last", "best"), key=lambda which: which != result["headline"]):
             print(f"{which} epoch ({result[which]['epoch'] + 1}): {scores_text(result[which])}")
         if start := result.get("best_start"):
@@ -85,7 +87,7 @@ def _train(config: Config, run: Path, own_encoder: bool) -> dict[str, Any]:
 
 
 def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
-    folder = RunFolder.open(run)
+    folder = RunFolder.open(run, what="--resume")
     config = changed(folder.config, settings)
     if (result := folder.result()) is not None:
         if is_main_process():
@@ -104,10 +106,7 @@ def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
 def _parse(argv: list[str]) -> argparse.Namespace:
     _import_method(argv)
     recipe = recipe_of(argv)
-    usage = (
-        "eagc train --method simgcd --dataset cub --root FOLDER --split-file FILE --weights FILE [--no-eagc] "
-        "[options]"
-    )
+    usage = "eagc train --method simgcd --dataset cub --root FOLDER --split-file FILE [--no-eagc] [options]"
     shown = (
         f"Defaults are in brackets. Many depend on the recipe: those of {recipe} are shown. "
         "`eagc train --method M --dataset D --preset P --help` shows those of another one."

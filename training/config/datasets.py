@@ -25,11 +25,16 @@ class Spec:
     permuted: bool = False  # L in drawn order, as in the official loader; otherwise in ascending order
     needs_split_file: bool = False  # whether the user must say which classes are known
     split_file: str = ""  # published file with the class split, not redistributed here
+    source: str = ""  # where the images are published; "": the user's own, or in a package
+    archive_bytes: int = (
+        0  # size of the archive that `eagc data download` fetches; 0: it must be fetched by hand
+    )
     bundled: str = ""  # package that contains the images; such a data set has no root
     channels: int = 3
     image_size: int = 224  # default side of the square input, in pixels
     transforms: Literal["protocol", "digits"] = "protocol"  # key of `data.transforms.TRANSFORMS`
     own_encoder: str | None = None  # backbone to pretrain on these images if no published weights fit
+    truth: bool = True  # False: nobody knows the classes of the unlabelled images (`eagc discover`)
     small: bool = False  # a CPU trains it in minutes; good for a demonstration, not for judging accuracy
 
 
@@ -41,6 +46,8 @@ SPECS: dict[str, Spec] = {
         train=50_000,
         test=10_000,
         pool=25_000,
+        source="https://www.cs.toronto.edu/~kriz/cifar.html",
+        archive_bytes=170_498_071,
         layout="data_batch_1 .. data_batch_5, test_batch",
         inner="cifar-10-batches-py",
         permuted=True,
@@ -52,6 +59,8 @@ SPECS: dict[str, Spec] = {
         train=50_000,
         test=10_000,
         pool=40_000,
+        source="https://www.cs.toronto.edu/~kriz/cifar.html",
+        archive_bytes=169_001_437,
         layout="train, test",
         inner="cifar-100-python",
         permuted=True,
@@ -63,6 +72,7 @@ SPECS: dict[str, Spec] = {
         train=127_115,
         test=5_000,
         pool=63_720,
+        source="https://image-net.org (ILSVRC 2012, after registration; all 1,000 folders may be there)",
         layout="train/<wnid>/*.JPEG, val/<wnid>/*.JPEG",
         permuted=True,
     ),
@@ -73,6 +83,7 @@ SPECS: dict[str, Spec] = {
         train=5_994,
         test=5_794,
         pool=2_997,
+        source="https://www.vision.caltech.edu/datasets/cub_200_2011",
         layout="images/<nnn.Name>/*.jpg, images.txt, image_class_labels.txt, train_test_split.txt",
         inner="CUB_200_2011",
         needs_split_file=True,
@@ -85,6 +96,7 @@ SPECS: dict[str, Spec] = {
         train=8_144,
         test=8_041,
         pool=4_001,
+        source="https://www.kaggle.com and https://huggingface.co (copies; Stanford's page is gone)",
         layout="cars_train/*.jpg, cars_test/*.jpg, devkit/cars_train_annos.mat, "
         "devkit/cars_test_annos_withlabels.mat",
         inner="stanford_cars",
@@ -99,6 +111,8 @@ SPECS: dict[str, Spec] = {
         train=6_667,
         test=3_333,
         pool=3_332,
+        source="https://www.robots.ox.ac.uk/~vgg/data/fgvc-aircraft",
+        archive_bytes=2_753_340_328,
         layout="data/images/*.jpg, data/images_variant_trainval.txt, data/images_variant_test.txt",
         inner="fgvc-aircraft-2013b",
         needs_split_file=True,
@@ -111,6 +125,7 @@ SPECS: dict[str, Spec] = {
         train=34_225,
         test=2_679,
         pool=17_739,
+        source="https://www.kaggle.com/c/herbarium-2019-fgvc6 (the small version)",
         layout="small-train/<0..682>/*.jpg, small-validation/<0..682>/*.jpg",
         split_file="herbarium_19_class_splits.pkl",
     ),
@@ -118,6 +133,11 @@ SPECS: dict[str, Spec] = {
         title="image folder",
         layout="<class name>/*.jpg (or .png, ...)",
         needs_split_file=True,
+    ),
+    "discover": Spec(
+        title="your images",
+        layout="<class name>/*.jpg (or .png, ...)",
+        truth=False,
     ),
     "digits": Spec(
         title="scikit-learn digits",
@@ -134,4 +154,5 @@ SPECS: dict[str, Spec] = {
         small=True,
     ),
 }
-DATASETS: tuple[str, ...] = tuple(SPECS)
+DATASETS: tuple[str, ...] = tuple(name for name, spec in SPECS.items() if spec.truth)
+"""The data sets to train and to evaluate on. The other one is opened by `eagc discover`."""

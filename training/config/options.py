@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from eagc_ops.training.config.datasets import SPECS
+from eagc_ops.training.config.datasets import DATASETS, SPECS
 from eagc_ops.training.config.presets import PRESETS, resolve
 from eagc_ops.training.config.schema import CONFIGS, Config
 from eagc_ops.training.config.settings import ConfigError, Settings, describe, is_group, kinds
@@ -58,13 +58,15 @@ def as_options(error: Exception) -> str:
     names = {"output", *(name for cls in CONFIGS.values() for name in cls.model_fields)}
     any_name = "|".join(sorted(names, key=len, reverse=True))
     compound = "|".join(sorted((name for name in names if "_" in name), key=len, reverse=True))
-    # A setting with its value; a group's setting; the first words; and names that are no English words. What
-    # stands in a path is left alone.
+    # A setting with its value; a group's setting; the first words; a list in parentheses; and names that are
+    # no English words. What stands in a path is left alone.
     text = re.sub(rf"(?<![\w./-])({any_name})=('[^']*'|[^\s;:,()]+)", _option_with_value, text)
     text = re.sub(r"(?<![\w./-])diagnose\.(\w+)", lambda found: _flag(f"diagnose_{found[1]}"), text)
     first = re.match(rf"(?:(?:{any_name})(?:, |(?=[ :])))+", text)
     if first:
         text = re.sub(r"\w+", lambda found: _flag(found[0]), first[0]) + text[first.end() :]
+    listed = rf"(?<=\()(only )?((?:{any_name})(?:, (?:{any_name}))*)(?=\)| can\))"
+    text = re.sub(listed, lambda found: (found[1] or "") + ", ".join(map(_flag, found[2].split(", "))), text)
     return re.sub(rf"(?<![\w./-])({compound})(?![\w./])", lambda found: _flag(found[0]), text)
 
 
@@ -123,7 +125,7 @@ def _add_option(section: Any, name: str, field: FieldInfo, default: str) -> None
         section.add_argument(_flag(name), action=argparse.BooleanOptionalAction, **settings)
     elif name in ("method", "dataset"):
         section.add_argument(
-            _flag(name), choices=sorted(CONFIGS) if name == "method" else [*SPECS], **settings
+            _flag(name), choices=sorted(CONFIGS) if name == "method" else DATASETS, **settings
         )
     else:
         section.add_argument(_flag(name), **_value(allowed), **settings)
@@ -221,4 +223,4 @@ def _text(value: Any) -> str:
 @functools.cache
 def _recipes(_cls: type[Config], method: str) -> list[Config]:
     """A method's configurations under all presets and data sets; `_cls` is only a part of the cache key."""
-    return [resolve(method, dataset, preset) for preset in PRESETS for dataset in SPECS]
+    return [resolve(method, dataset, preset) for preset in PRESETS for dataset in DATASETS]

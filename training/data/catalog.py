@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -20,7 +21,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from eagc_ops.training.config.datasets import DATASETS, SPECS
 from eagc_ops.training.config.places import check_root
-from eagc_ops.training.data.image_files import read_image
+from eagc_ops.training.data.image_files import image_size, read_image
 from eagc_ops.training.data.pickles import ARRAYS, read_pickle
 
 
@@ -42,6 +43,18 @@ class Images:
         if isinstance(self.source, np.ndarray):
             return Image.fromarray(self.source[position])
         return read_image(self.source[position])
+
+    def size(self, position: int) -> tuple[int, int]:
+        """(width, height) of the image, from the header of its file."""
+        if isinstance(self.source, np.ndarray):
+            return self.source.shape[2], self.source.shape[1]
+        return image_size(self.source[position])
+
+    @property
+    def channels(self) -> int:
+        """1 or 3: files are read in RGB."""
+        grey = isinstance(self.source, np.ndarray) and self.source.ndim == 3
+        return 1 if grey else 3
 
 
 def read_images(name: str, root: str | Path | None, part: str = "train") -> Images:
@@ -87,6 +100,48 @@ def imagenet100_wnids() -> list[str]:
 
     wnids = sorted(ImageNetInfo("imagenet-1k").label_names())
     return [wnids[i] for i in np.sort(np.random.RandomState(0).choice(1000, 100, replace=False))]
+
+
+class FilesBelow(NamedTuple):
+    """The files below a folder."""
+
+    paths: list[str]  # images
+    others: Counter[str]  # files of other types, by their extension
+    hidden: int  # files
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, for the user."""
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(self.others.items()))
+        lines = (
+            kinds and f"files of other types, left out: {kinds}",
+            self.hidden and f"hidden files, left out: {self.hidden:,}",
+        )
+        return tuple(line for line in lines if line)
+
+
+def image_files(top: Path) -> FilesBelow:
+    """The images below the folder `top`, in torchvision's order. Links to folders are followed once."""
+    found = FilesBelow([], Counter(), 0)
+    hidden, entered = 0, set()
+    folders = []
+    for folder, inner, files in os.walk(top, followlinks=True):
+        if (place := os.path.realpath(folder)) in entered:  # a link to a folder above it
+            inner.clear()
+            continue
+        entered.add(place)
+        folders.append((folder, files))
+    for folder, files in sorted(folders):
+        inside = os.path.relpath(folder, top).split(os.sep)
+        is_hidden = any(part.startswith(".") and part != "." for part in inside)
+        for file in sorted(files):
+            if is_hidden or file.startswith("."):
+                hidden += 1
+            elif file.lower().endswith(IMG_EXTENSIONS):
+                found.paths.append(os.path.join(folder, file))
+            else:
+                found.others[os.path.splitext(file)[1].lower() or "no extension"] += 1
+    return found._replace(hidden=hidden)
 
 
 def _check_classes(targets: np.ndarray, classes: int) -> None:
@@ -251,33 +306,18 @@ def _tree(directory: Path, names: list[str], allow_empty: bool = False) -> Image
 
     Hidden files and folders are left out: programs keep copies and thumbnails there.
     """
-    paths, targets, others, hidden, empty = [], [], Counter(), 0, []
-    for index, name in enumerate(names):
-        before = len(paths)
-        for folder, _, files in sorted(os.walk(directory / name, followlinks=True)):
-            inside = os.path.relpath(folder, directory / name).split(os.sep)
-            for file in sorted(files):
-                if file.startswith(".") or any(part.startswith(".") and part != "." for part in inside):
-                    hidden += 1
-                elif file.lower().endswith(IMG_EXTENSIONS):
-                    paths.append(os.path.join(folder, file))
-                else:
-                    others[os.path.splitext(file)[1].lower() or "no extension"] += 1
-        targets += [index] * (len(paths) - before)
-        if len(paths) == before:
-            empty.append(name)
-    notes = []
-    if others:
-        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(others.items()))
-        notes.append(f"files of other types, left out: {kinds}")
-    if hidden:
-        notes.append(f"hidden files, left out: {hidden:,}")
+    found = [image_files(directory / name) for name in names]
+    paths = [path for below in found for path in below.paths]
+    targets = [index for index, below in enumerate(found) for _ in below.paths]
+    empty = [name for name, below in zip(names, found) if not below.paths]
+    others = sum((below.others for below in found), Counter())
+    notes = FilesBelow([], others, sum(below.hidden for below in found)).notes
     if empty and not allow_empty:
         raise FileNotFoundError(
             f"{len(empty)} class folders have no image ({', '.join(empty[:5])}); images are "
             f"{', '.join(IMG_EXTENSIONS)}" + "".join(f"; {note}" for note in notes)
         )
-    return Images(paths, np.array(targets, np.int64), tuple(names), notes=tuple(notes))
+    return Images(paths, np.array(targets, np.int64), tuple(names), notes=notes)
 
 
 def _pairs(file: Path) -> dict[str, str]:

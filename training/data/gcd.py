@@ -14,10 +14,13 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from eagc_ops.training.config.datasets import SPECS
+from eagc_ops.training.config.places import check_split_file
 from eagc_ops.training.data.catalog import Images, read_images
 from eagc_ops.training.data.image_files import read_list, shown
+from eagc_ops.training.data.pixel_cache import PixelCache
 from eagc_ops.training.data.splits import class_split, label_map, labelled_positions, missing_labels
-from eagc_ops.training.data.transforms import TRANSFORMS
+from eagc_ops.training.data.transforms import TRANSFORMS, pixels_of
+from eagc_ops.training.data.two_folders import TwoFolders
 
 
 class ImageSubset(Dataset):
@@ -40,17 +43,35 @@ class ImageSubset(Dataset):
 
 
 class Merged(Dataset):
-    """Labelled items, then unlabelled ones; an item is (PIL image, label, uq_idx, labelled: bool)."""
+    """Labelled items, then unlabelled ones; an item is (PIL image, label, uq_idx, labelled: bool).
 
-    def __init__(self, labelled: ImageSubset, unlabelled: ImageSubset) -> None:
-        self.labelled, self.unlabelled = labelled, unlabelled
+    `cache` has their resized pixels, by uq_idx.
+    """
+
+    def __init__(
+        self, labelled: ImageSubset, unlabelled: ImageSubset, cache: PixelCache | None = None
+    ) -> None:
+        self.labelled, self.unlabelled, self.cache = labelled, unlabelled, cache
 
     def __len__(self) -> int:
         return len(self.labelled) + len(self.unlabelled)
 
     def __getitem__(self, j: int) -> tuple[Image.Image, int, int, bool]:
+        part, i = self._place(j)
+        return (*part[i], part is self.labelled)
+
+    def pixels(self, j: int, fixed: Callable[[Image.Image], Image.Image]) -> tuple[Tensor, int, int, bool]:
+        """As an item, with uint8 (C, H, W) of `fixed(image)` in place of the image."""
+        part, i = self._place(j)
+        if self.cache is None or self.cache.fixed != repr(fixed):
+            image, *rest = part[i]
+            return torch.from_numpy(pixels_of(fixed(image))), *rest, part is self.labelled
+        position = int(part.uq_idx[i])
+        return self.cache.pixels(position), int(part.labels[i]), position, part is self.labelled
+
+    def _place(self, j: int) -> tuple[ImageSubset, int]:
         first = len(self.labelled)
-        return (*self.labelled[j], True) if j < first else (*self.unlabelled[j - first], False)
+        return (self.labelled, j) if j < first else (self.unlabelled, j - first)
 
 
 @dataclass(frozen=True)
@@ -68,10 +89,13 @@ class GCDData:
     channels: int
     split_hash: str  # sha256 of the positions on disk of L (in their order) and U, and of the class lists
     notes: tuple[str, ...]  # which folder and which split were read
+    cache: PixelCache | None = None  # the images' resized pixels; None: they are decoded at every draw
+    known_names: tuple[str, ...] = ()  # of the known classes by label, where they are folders
+    truth: bool = True  # False: nobody knows the classes of the unlabelled images; their labels are -1
 
     @property
     def merged(self) -> Merged:
-        return Merged(self.labelled, self.unlabelled)
+        return Merged(self.labelled, self.unlabelled, self.cache)
 
 
 def open_data(
@@ -96,6 +120,8 @@ def open_data(
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"image_size must be >= 1, got {image_size}")
+    if name in SPECS and not SPECS[name].truth:
+        return _open_discovery(name, split_file, image_size)
     images = read_images(name, root)
     spec = SPECS[name]
     split = class_split(name, split_file, images.names)
@@ -132,6 +158,38 @@ def open_data(
         channels=spec.channels,
         split_hash=digest.hexdigest(),
         notes=notes,
+        known_names=tuple(images.names[c] for c in split.known) if images.names else (),
+    )
+
+
+def _open_discovery(name: str, listing: str | Path | None, image_size: int | None) -> GCDData:
+    """The images in the file `listing`, of which some have no class."""
+    if listing is None:
+        raise ValueError(f"split_file is missing: {SPECS[name].title} are listed in a file of the discovery")
+    check_split_file(name, listing)
+    folders, spec = TwoFolders.read(Path(listing)), SPECS[name]
+    paths = [path for path, _ in folders.training] + folders.unlabelled_images
+    known, count = len(folders.classes), len(folders.training)
+    # The class -1 of an unlabelled image is the last entry of `labels`.
+    targets = np.array([c for _, c in folders.training] + [-1] * len(folders.unlabelled_images), np.int64)
+    labels = np.append(np.arange(known), -1)
+    images = Images(paths, targets, folders.classes, folders.labelled)
+    size = spec.image_size if image_size is None else image_size
+    train, test = TRANSFORMS[spec.transforms](size)
+    return GCDData(
+        name=name,
+        known=known,
+        novel=0,
+        labelled=ImageSubset(images, np.arange(count), labels),
+        unlabelled=ImageSubset(images, np.arange(count, len(paths)), labels),
+        train_transform=train,
+        test_transform=test,
+        image_size=size,
+        channels=spec.channels,
+        split_hash=folders.split_hash,
+        notes=tuple(folders.notes),
+        known_names=folders.classes,
+        truth=False,
     )
 
 

@@ -16,7 +16,17 @@ from PIL import Image
 from eagc_ops.files import atomic_write
 from eagc_ops.training.progress import bar as progress_bar
 
-__all__ = ["ImageError", "Inspection", "inspect", "read_image", "read_list", "shown", "write_list"]
+__all__ = [
+    "ImageError",
+    "Inspection",
+    "find_unreadable",
+    "image_size",
+    "inspect",
+    "read_image",
+    "read_list",
+    "shown",
+    "write_list",
+]
 
 # The bytes that end a complete file. Other formats have no such mark.
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
@@ -28,11 +38,12 @@ class ImageError(OSError):
 
 
 def read_image(path: str) -> Image.Image:
-    """The image in RGB, 8 bits per channel, decoded by PIL. Its EXIF orientation is ignored.
+    """The image in RGB, 8 bits per channel, decoded by PIL.
 
-    Grey, CMYK and palette images are converted, and transparency is dropped, all as PIL does it. 16-bit grey
-    values are divided by 256; PIL itself would cut them off at 255. A file that is not whole is an
-    `ImageError`.
+    Grey, CMYK, palette and 1-bit images are converted, and transparency is dropped, all as PIL does it.
+    16-bit grey values are divided by 256; PIL itself would cut them off at 255. The EXIF orientation is
+    ignored, as in the published loaders: a photograph that only says how the camera was held stays as it was
+    stored. A file that is not whole is an `ImageError`.
     """
     try:
         with _opened(path) as image:
@@ -42,10 +53,23 @@ def read_image(path: str) -> Image.Image:
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             return image.convert("RGB")
     except Exception as error:  # a damaged file can make PIL raise almost anything
-        raise ImageError(
-            f"cannot read the image {shown(path)}: {_reason(error)}; `eagc data verify --deep "
-            "--skip-unreadable FILE` lists such files, and --skip-unreadable FILE trains without them"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def image_size(path: str) -> tuple[int, int]:
+    """(width, height) of an image, from its header."""
+    try:
+        with _opened(path) as image:
+            return image.size
+    except Exception as error:  # as in `read_image`
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> ImageError:
+    return ImageError(
+        f"cannot read the image {shown(path)}: {_reason(error)}; `eagc data verify --deep --skip-unreadable "
+        "FILE` lists such files, and --skip-unreadable FILE trains without them"
+    )
 
 
 class Inspection(NamedTuple):
@@ -73,6 +97,22 @@ def inspect(paths: Sequence[str], deep: bool = False, progress: bool = False) ->
                 unreadable[path] = fault
             bar.update()
     return Inspection(unreadable, modes)
+
+
+def find_unreadable(paths: Sequence[str], skip: bool, progress: bool = False) -> dict[str, str]:
+    """The files that cannot be read, path -> reason: an error that names them, unless they are skipped.
+
+    To skip all of them, all pixels are decoded; otherwise headers and ends are read, see `inspect`.
+    """
+    unreadable = inspect(paths, deep=skip, progress=progress).unreadable
+    if unreadable and not skip:
+        named = [f"{shown(path)} ({reason})" for path, reason in unreadable.items()]
+        more = f" and {len(named) - 3:,} more" if len(named) > 3 else ""
+        raise ImageError(
+            f"{len(named):,} of {len(paths):,} images cannot be read: {'; '.join(named[:3])}{more}; repair "
+            "them, or leave them out with skip_unreadable"
+        )
+    return unreadable
 
 
 def _inspect_one(path: str, deep: bool) -> tuple[str, str | None]:

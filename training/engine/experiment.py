@@ -22,7 +22,7 @@ from eagc_ops import EAGC, Subspace
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import Config, ConfigError, Sizes
 from eagc_ops.training.data import GCDData, open_data
-from eagc_ops.training.data.batches import batches
+from eagc_ops.training.data.batches import AutomaticPixels, batches
 from eagc_ops.training.data.loaders import seeded
 from eagc_ops.training.engine.checkpoint import CheckpointError, check_if_ours, load_checkpoint
 from eagc_ops.training.engine.facts import RunFacts
@@ -31,12 +31,12 @@ from eagc_ops.training.engine.starting_point import StartingPoint, read_starting
 from eagc_ops.training.engine.store import reference_key, stored, subspace_key
 from eagc_ops.training.methods import METHODS, Problem
 from eagc_ops.training.methods.alignment import ALIGNMENTS
-from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.models.backbones import load_backbone, weight_file
 from eagc_ops.training.models.features import StudentFeatures
 from eagc_ops.training.models.reference_model import known_subspace, train_reference
 from eagc_ops.training.models.student import Student
 
-__all__ = ["Experiment", "device_of"]
+__all__ = ["Experiment", "device_of", "encoder_of"]
 
 # Keys of draws that belong to no epoch: seeded(seed, -1, key). 0, 4 and 5 are taken by batches and SelEx.
 _BACKBONE, _HEADS, _REFERENCE = 1, 2, 3
@@ -44,6 +44,8 @@ _BACKBONE, _HEADS, _REFERENCE = 1, 2, 3
 
 class Experiment:
     """Data, student, batches and features of a configuration.
+
+    `automatic`: the place of the pixel cache if its setting is "auto"; None: no automatic cache.
 
     Attributes:
         config: the settings.
@@ -57,7 +59,7 @@ class Experiment:
         reference_cross_entropy: mean of the reference model's last epoch; None until `prepare` has one.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, automatic: AutomaticPixels | None = None) -> None:
         self.config = config
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -71,7 +73,17 @@ class Experiment:
             image_size=config.image_size,
             skip_unreadable=config.skip_unreadable,
         )
-        encoder = _encoder(config, data)
+        encoder = encoder_of(
+            config,
+            Sizes(
+                known=data.known,
+                images=len(data.merged),
+                labelled=len(data.labelled),
+                pixels=data.image_size,
+            ),
+            data.channels,
+        )
+        weights = weight_file(config.backbone, config.weights)
         problem = _problem(config, data, encoder.vit)
         with seeded(config.seed, -1, _HEADS):
             method = METHODS[config.method](config, problem)
@@ -84,16 +96,19 @@ class Experiment:
             rank=accelerator.process_index,
             world=accelerator.num_processes,
             main=self.main,
+            automatic=automatic,
         )
         self.features = StudentFeatures(self.student, self.batches)
         self.facts = RunFacts(
             split_hash=data.split_hash,
             trunk=encoder.trunk_fingerprint(),
+            weights=weights and weights.record(),
             inputs=self.batches.identity,
             **problem._asdict(),
             labelled=len(data.labelled),
             steps_per_epoch=len(self.batches.train),
             notes=list(data.notes),
+            known_names=list(data.known_names) or None,
         )
         self.reference_cross_entropy: float | None = None
 
@@ -209,25 +224,17 @@ def _accelerator(config: Config) -> Accelerator:
     return accelerator
 
 
-def _encoder(config: Config, data: GCDData) -> AnchoredEncoder:
-    """The backbone, split into a frozen trunk and a tail that student and reference model train."""
-    if config.weights is not None:
+def encoder_of(config: Config, sizes: Sizes, channels: int) -> AnchoredEncoder:
+    """The backbone, split into a frozen trunk and a tail that student and reference model train.
+
+    `sizes` are those of the data, with the pixels of the input.
+    """
+    if config.weights not in ("pretrained", "random"):
         check_if_ours(Path(config.weights))
     with seeded(config.seed, -1, _BACKBONE):
-        vit = load_backbone(
-            config.backbone, config.weights, image_size=data.image_size, channels=data.channels
-        )
+        vit = load_backbone(config.backbone, config.weights, image_size=sizes.pixels, channels=channels)
     depth = len(vit.blocks)
-    config.check_sizes(
-        Sizes(
-            known=data.known,
-            images=len(data.merged),
-            labelled=len(data.labelled),
-            pixels=data.image_size,
-            blocks=depth,
-            dim=vit.embed_dim,
-        )
-    )
+    config.check_sizes(sizes._replace(blocks=depth, dim=vit.embed_dim))
     tail = max(config.trainable_blocks, config.blocks_of_reference)
     encoder = AnchoredEncoder(vit, depth - tail, cls_only=config.cls_only)
     encoder.train_last(config.trainable_blocks)

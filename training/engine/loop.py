@@ -44,8 +44,8 @@ class RunWarning(UserWarning):
 class Evaluation(NamedTuple):
     """An evaluation of the student's predictions on the unlabelled set."""
 
-    # Accuracies in [0, 1], NaN where there is no image; "all" decides the best epoch
-    scores: Mapping[str, float]
+    # Accuracies in [0, 1], NaN where there is no image; "all" decides the best epoch. None: there is no truth
+    scores: Mapping[str, float] | None
     classes_predicted: int
     # The same of the clusters with which the epoch trained; None: the method does not report them
     start_scores: Mapping[str, float] | None = None
@@ -129,7 +129,7 @@ class Loop:
         experiment, folder = self.experiment, self.folder
         checkpoint = experiment.read_checkpoint(folder.last) if folder.last.exists() else None
         start = experiment.starting_point if checkpoint is None else None
-        experiment.prepare(folder.path.parent / "references")
+        experiment.prepare(folder.references)
         self.optimizers = self.student.method.optimizers(self.student.encoder)
         if checkpoint is not None:
             self._restore(*checkpoint)
@@ -213,10 +213,8 @@ class Loop:
         """The batch on the device, in `accumulation` parts."""
         size = len(batch.label) // self.config.accumulation
         for start in range(0, len(batch.label), size):
-            part = slice(start, start + size)
-            views = [view[part] for view in batch.views]
             yield rows_of(
-                Batch(views, batch.label[part], batch.uq_idx[part], batch.mask[part]),
+                batch.select(slice(start, start + size)),
                 self.experiment.device,
                 epoch=self.epoch,
                 position=self.position,
@@ -253,29 +251,41 @@ class Loop:
 
     def _finish_epoch(self, bar: tqdm, timing: dict[str, float]) -> None:
         """Evaluate, keep the best weights, save the checkpoint."""
+        line = self._evaluated(bar) if self.experiment.data.truth else self._predicted()
+        self.folder.log("epoch", self.step, {**line, **timing})
+        self.epoch, self.position = self.epoch + 1, 0
+        self._save_checkpoint()
+
+    def _predicted(self) -> dict[str, Any]:
+        """Nobody knows the truth, so no epoch is better than another, and only the last one is looked at."""
+        self.last = {"epoch": self.epoch}
+        at_end = self.epoch == self.config.epochs - 1
+        predicted = self.evaluate(self.experiment).classes_predicted if at_end else None
+        self._find_faults(predicted)
+        return self.last if predicted is None else {**self.last, "classes_predicted": predicted}
+
+    def _evaluated(self, bar: tqdm) -> dict[str, Any]:
         scores, predicted, start = self.evaluate(self.experiment)
         bar.set_postfix_str(scores_text(scores, 1))
         self.last = {"epoch": self.epoch, **finite(dict(scores))}
-        line = {**self.last, "classes_predicted": predicted, **timing}
+        line = {**self.last, "classes_predicted": predicted}
         if start is not None:
             line |= {f"start_{name}": score for name, score in start.items()}
             if self.best_start is None or start["all"] > self.best_start["all"]:
                 self.best_start = {"epoch": self.epoch, **finite(dict(start))}
-        self.folder.log("epoch", self.step, line)
         self._find_faults(predicted)
         if self.best is None or self.last["all"] > self.best["all"]:
             self.best = self.last
             if self.experiment.main:
                 state = {"identity": self.experiment.identity(), "last": self.last}
                 save_checkpoint(self.folder.best, self.student.state(), state)
-        self.epoch, self.position = self.epoch + 1, 0
-        self._save_checkpoint()
+        return line
 
     def _reported_start(self) -> dict[str, Any]:
         """Entry of result.json and of checkpoints; nothing in runs that do not report it."""
         return {} if self.best_start is None else {"best_start": self.best_start}
 
-    def _find_faults(self, predicted: int) -> None:
+    def _find_faults(self, predicted: int | None) -> None:
         """Warn about a run that is of little use.
 
         The number of classes is checked at the end; tau also after the first epoch, in time to stop the run.
@@ -283,9 +293,10 @@ class Loop:
         first, end = self.epoch == 0, self.epoch == self.config.epochs - 1
         classes = self.experiment.facts.classes
         self.faults = []
-        if end and predicted < classes:
+        if end and predicted is not None and predicted < classes:
+            limits = ", which limits New" if self.experiment.data.truth else ""
             self.faults.append(
-                f"the run predicts {predicted} of {classes} classes: the others are empty, which limits New"
+                f"the run predicts {predicted} of {classes} classes: the others are empty{limits}"
             )
         share = sum(self.tau_near_zero) / max(len(self.tau_near_zero), 1)
         if (first or end) and share > ALMOST_EVERY_ROW:

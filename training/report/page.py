@@ -31,6 +31,7 @@ from eagc_ops.training.report.measures import (
     measures,
     scores_starts,
 )
+from eagc_ops.training.report.probe import probe_of, probe_values
 from eagc_ops.training.report.runs import RunGroup, RunRecord, by_problem, grouped, read_run, recipe
 from eagc_ops.training.report.verdict import comparisons, sentences, verdict_figure
 from eagc_ops.training.report.weight_figures import weight_figures
@@ -119,6 +120,7 @@ def _section(
         for note in weight_notes:
             warnings.warn(note, stacklevel=2)
     diagnosed = _diagnosis_columns(groups)
+    probe = probe_of(run.path for run in runs)
     return {
         "title": SPECS[runs[0].config.dataset].title,
         "problem": _problem(runs[0].facts),
@@ -129,6 +131,7 @@ def _section(
         "results": _results(groups).html(),
         "result_notes": _result_notes(groups),
         "warnings": _warnings(runs),
+        "probe": probe and probe_values(probe),
         "pictures": pictures,
         "diagnosed": _table(groups, diagnosed).html() if diagnosed else "",
         "diagnostics": diagnostics,

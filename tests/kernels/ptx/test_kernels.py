@@ -147,6 +147,16 @@ def check_values(call, out, energy, tau):
         torch.testing.assert_close(tau[unlabelled].double(), exact.tau[unlabelled], rtol=0, atol=20 * slack)
 
 
+def test_the_last_program_reads_g_s_back_in_wide_loads():
+    """256 columns at a time. Trips to L2 wait for each other, and one for each column block would be 12."""
+    call = Call(rows=16, dim=768, dtype=BF16, labelled=0.0)
+    tile = pick(call.arch, call.rows, call.dim, call.dtype)
+    assert call.dim // tile.block_n == 12
+    _, (report,) = call.run(0)
+    loads = [done for done in report.instructions if done.statement.opcode.startswith("ld.global.cg")]
+    assert max(done.warps for done in loads) == 3 * tile.warps
+
+
 def test_the_inputs_exercise_the_projection():
     assert_exercised(Call().case)
 

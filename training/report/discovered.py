@@ -82,7 +82,7 @@ def write_page(folder: str | Path, progress: bool = False) -> Path:
         "counts": _counts(found),
         "cards": cards,
         "link": links.url,
-        "name": lambda path: os.path.basename(path).encode("utf-8", "replace").decode(),
+        "name": os.path.basename,
         "percent": percent,
         "unreadable": sheets.unreadable,
         "data": _data(rows, cards, links, side),
@@ -90,8 +90,10 @@ def write_page(folder: str | Path, progress: bool = False) -> Path:
         "thumbnails": megabytes(_size(folder / FILES)),
     }
     template = templates("eagc_ops.training.report").get_template("discovered.html.j2")
-    size = len(template.render(values, page_size=megabytes(0)).encode())
-    atomic_write(folder / PAGE, template.render(values, page_size=megabytes(size)))
+    # "replace": a name that is no text cannot be printed as it is; its link still works.
+    size = len(template.render(values, page_size=megabytes(0)).encode("utf-8", "replace"))
+    html = template.render(values, page_size=megabytes(size)).encode("utf-8", "replace")
+    atomic_write(folder / PAGE, html)
     return folder / PAGE
 
 

@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 from browser import browser, complaints, dark, needs_browser, open_page, window
 from discoveries import write_discovery
+from written_runs import ACCURACY, write_run
 
 from eagc_ops.training.report.discovered import write_page
+from eagc_ops.training.report.page import write_report
 
 pytestmark = needs_browser
 HOSTILE = "</script><script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>"
@@ -215,13 +217,73 @@ def test_a_card_shows_its_images_and_marks_them_on_the_map(discovered):
     wait(lambda: ink(discovered) == pytest.approx(before, rel=0.02))
 
 
-def test_words_are_readable_in_light_and_dark(discovered):
+@pytest.fixture(scope="module")
+def report_page(tmp_path_factory):
+    """A report on two configurations, each with two seeds, and names that are hostile."""
+    home = tmp_path_factory.mktemp("report")
+    runs = {write_run(home / f"{eagc}{seed}", seed, eagc): eagc for eagc, seed in ACCURACY}
+    names = {path: HOSTILE if eagc else "plain" for path, eagc in runs.items()}
+    return write_report(list(runs), home / "out", names)
+
+
+@pytest.fixture(params=[1400, 390])
+def report(request, driver, report_page):
+    window(driver, request.param)
+    complaints(driver)
+    open_page(driver, report_page)
+    yield driver
+    assert complaints(driver) == []
+    assert driver.execute_script("return window.hacked") is None
+    assert driver.execute_script("return document.documentElement.scrollWidth <= innerWidth")
+
+
+def test_runs_of_a_report_can_be_hidden_and_shown(report):
+    def seen(i):
+        """Marks of configuration i that are visible, and its row in the table."""
+        marks = report.execute_script(
+            "return [...document.querySelectorAll(`[data-run='${arguments[0]}']`)]"
+            ".filter((mark) => mark.getBoundingClientRect().width).length",
+            i,
+        )
+        return marks, report.find_elements("css selector", ".results tbody tr")[i].is_displayed()
+
+    for element in report.find_elements("css selector", "details.fold > summary"):
+        element.click()  # unfolds the diagnostics
+    before = [seen(0), seen(1)]
+    assert min(marks for marks, _ in before) >= 8
+    find(report, ".runs input[value='1']").click()
+    assert [seen(0), seen(1)] == [before[0], (0, False)]
+    find(report, ".runs input[value='1']").click()
+    assert [seen(0), seen(1)] == before
+
+
+def test_a_report_opens_with_the_verdict_and_folds_the_diagnostics(report):
+    tops = [
+        find(report, selector).rect["y"] for selector in (".verdict", "figure", ".results table", ".runs")
+    ]
+    assert tops == sorted(tops)
+    folded = report.find_elements("css selector", "details.fold figure")
+    assert folded
+    assert not any(figure.is_displayed() for figure in folded)
+    sideways = "const t = document.querySelector('.results table'); return t.scrollWidth - t.clientWidth"
+    assert report.execute_script(sideways) <= 0  # the table fits
+
+
+def test_words_of_a_discovery_are_readable_in_light_and_dark(discovered):
+    check_contrast(discovered)
+
+
+def test_words_of_a_report_are_readable_in_light_and_dark(report):
+    check_contrast(report)
+
+
+def check_contrast(driver):
     """The contrast of all texts with what is behind them, as WCAG 2 counts it, is at least 4.5."""
     for on in (False, True):
-        dark(discovered, on)
-        poor = discovered.execute_script(CONTRAST)
+        dark(driver, on)
+        poor = driver.execute_script(CONTRAST)
         assert poor == [], poor
-    dark(discovered, False)
+    dark(driver, False)
 
 
 CONTRAST = """

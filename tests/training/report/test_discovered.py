@@ -217,7 +217,7 @@ def test_images_of_any_mode_are_shown_as_people_see_them(tmp_path):
 
 def test_paths_that_are_relative_or_no_text(tmp_path):
     odd = os.fsdecode(b"\xe9t\xe9.jpg")  # not UTF-8
-    write_discovery(tmp_path, images=16, file_names={0: odd})
+    write_discovery(tmp_path, images=16, file_names={0: odd}, names={1: os.fsdecode(b"for\xeat")})
     for name in ("assignments.csv", "map.csv", "categories.json"):
         file = tmp_path / "out" / name
         file.write_bytes(file.read_bytes().replace(f"{tmp_path / 'photos'}/".encode(), b""))

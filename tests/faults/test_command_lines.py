@@ -57,6 +57,7 @@ AT_ONCE = [
     ("data download cifar10 --root file.txt", "--root file.txt is a file; name a folder"),
     ("data verify --dataset digits --deeep", "unknown option --deeep"),
     ("bench overhead --row 8", "unknown option --row; did you mean --rows?"),
+    ("bench loader --rounds 3", "unknown option --rounds"),
     ("bench conceptor --rounds 3", "unknown option --rounds"),
     # Values that are no number, or not a whole one
     ("train --epochs many", "--epochs: must be a whole number, got 'many'"),
@@ -201,6 +202,8 @@ AT_ONCE = [
     ("train --weights empty.json", "--weights empty.json is empty (0 bytes)"),
     ("train --weights cut.safetensors", "--weights cut.safetensors: cannot be read, perhaps an incomplete"),
     ("train --weights cut.pth", "--weights cut.pth: cannot be read, perhaps an incomplete download"),
+    ("train --pixel-cache ''", "--pixel-cache is empty: name a path, or leave it out"),
+    ("train --pixel-cache file.txt", "--pixel-cache file.txt is a file; name a folder"),
     ("train --weights none", "--weights none: no such file; name a .pth or .safetensors file, pretrained or"),
     ("train --weights pretrained", "--weights pretrained: no weights of vit_digits are published"),
     ("train --dataset cifar10 --root full", "--weights pretrained: those of dino_vitb16 are not in the hub"),
@@ -377,7 +380,17 @@ HELP = [
     "bench --help",
     *(
         f"bench {name} --help"
-        for name in ("operator", "throughput", "roofline", "overhead", "conceptor", "all", "aot", "compare")
+        for name in (
+            "operator",
+            "throughput",
+            "roofline",
+            "overhead",
+            "loader",
+            "conceptor",
+            "all",
+            "aot",
+            "compare",
+        )
     ),
 ]
 # Runs every line in one process, and names the first that imports a package that takes seconds.

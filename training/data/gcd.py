@@ -19,7 +19,7 @@ from eagc_ops.training.data.catalog import Images, read_images
 from eagc_ops.training.data.image_files import read_list, shown
 from eagc_ops.training.data.pixel_cache import PixelCache
 from eagc_ops.training.data.splits import class_split, label_map, labelled_positions, missing_labels
-from eagc_ops.training.data.transforms import TRANSFORMS, pixels_of
+from eagc_ops.training.data.transforms import TRANSFORMS, SplitTransform, pixels_of
 from eagc_ops.training.data.two_folders import TwoFolders
 
 
@@ -60,12 +60,12 @@ class Merged(Dataset):
         part, i = self._place(j)
         return (*part[i], part is self.labelled)
 
-    def pixels(self, j: int, fixed: Callable[[Image.Image], Image.Image]) -> tuple[Tensor, int, int, bool]:
-        """As an item, with uint8 (C, H, W) of `fixed(image)` in place of the image."""
+    def pixels(self, j: int, split: SplitTransform) -> tuple[Tensor, int, int, bool]:
+        """As an item, with uint8 (C, H, W) of `split.fixed(image)` in place of the image."""
         part, i = self._place(j)
-        if self.cache is None or self.cache.fixed != repr(fixed):
+        if self.cache is None or self.cache.fixed != split.name:
             image, *rest = part[i]
-            return torch.from_numpy(pixels_of(fixed(image))), *rest, part is self.labelled
+            return torch.from_numpy(pixels_of(split.fixed(image))), *rest, part is self.labelled
         position = int(part.uq_idx[i])
         return self.cache.pixels(position), int(part.labels[i]), position, part is self.labelled
 

@@ -250,7 +250,7 @@ class _AllViews(Dataset):
         self.train = KeyedViews(data.merged, data.train_transform, views, seed)
         self.test = KeyedViews(data.merged, data.test_transform, 1, seed)
         splits = [views.split for views in (self.train, self.test)]
-        alike = None not in splits and len({(repr(s.fixed), s.normalization) for s in splits}) == 1
+        alike = None not in splits and len({(s.name, s.normalization) for s in splits}) == 1
         self.normalization = self.train.normalization if alike else None
 
     def __getitem__(self, i: int) -> Tensor:

@@ -103,8 +103,8 @@ def discover(
         labelled: folder with one folder of images for each known class.
         unlabelled: folder of images, at any depth, or a text file with one path per line.
         output: folder of the run: run.json, checkpoints, and the files assignments.csv, map.csv,
-            categories.json and discovered.html. A discovery that was begun there goes on; of a complete one the files are written
-            again.
+            categories.json and discovered.html. A discovery that was begun there goes on; of a complete one
+            the files are written again.
         holdout: share of the labelled images of every class that are not trained on. They give the one honest
             accuracy there is. 0: none. See `list_folders`.
         skip_unreadable: leave out images that cannot be read, instead of an error that names them.
@@ -402,11 +402,12 @@ def _summary(content: dict[str, Any], request: Request) -> list[str]:
     new = [entry for entry in entries if entry["kind"] == "new"]
     doubtful = sum(entry["doubtful"] for entry in new)
     how = "estimated" if content["k_estimated"] else "given"
+    word = "category" if len(new) == 1 else "categories"
+    shares = [images[status] / images["unlabelled"] for status in ("doubtful", "nowhere")]
     lines = [
-        f"found {len(new)} new categories beside {len(entries) - len(new)} known ones (K = {content['k']}, "
-        f"{how}), {doubtful} of them doubtful; {images['doubtful'] / images['unlabelled']:.1%} of the "
-        f"{images['unlabelled']:,} images are doubtful, {images['nowhere'] / images['unlabelled']:.1%} fit "
-        "nowhere"
+        f"found {len(new)} new {word} beside {len(entries) - len(new)} known ones (K = {content['k']}, "
+        f"{how}), {doubtful} of them doubtful; of the {images['unlabelled']:,} images {shares[0]:.1%} are "
+        f"doubtful, {shares[1]:.1%} fit nowhere"
     ]
     for entry in new[:LISTED]:
         near = entry["nearest_known"]

@@ -91,7 +91,7 @@ def make_setting(
         )
     device = torch.device(device)
     generator = torch.Generator().manual_seed(0)
-    vit = load_backbone(backbone, image_size=image_size, channels=channels)
+    vit = load_backbone(backbone, "random", image_size=image_size, channels=channels)
     with torch.no_grad():
         for parameter in vit.parameters():
             # A ViT's usual random start gives all images nearly the same feature; these weights do not.

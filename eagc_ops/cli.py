@@ -58,10 +58,22 @@ COMMANDS = {
         "eagc_ops.bench.paper_table", "bench", "measure the paper's overhead table on this machine"
     ),
     "data": Command(
-        "eagc_ops.training.commands.data", "train", "check a data set on disk (eagc data verify)"
+        "eagc_ops.training.commands.data",
+        "train",
+        "fetch a data set, or check it on disk (eagc data download, verify)",
     ),
     "estimate-k": Command(
         "eagc_ops.training.commands.estimate_k", "train", "estimate the number of classes of a data set"
+    ),
+    "probe": Command(
+        "eagc_ops.training.commands.probe",
+        "train",
+        "say before a run, from labelled images alone, whether EAGC can act on a data set",
+    ),
+    "study": Command(
+        "eagc_ops.training.commands.study",
+        "train",
+        "train with and without EAGC for more and fewer known classes, and write what that shows",
     ),
     "selftest": Command(
         "eagc_ops.selftest_command",

@@ -20,6 +20,7 @@ from eagc_ops.training.analysis.accuracy import Accuracy, accuracy
 from eagc_ops.training.analysis.diagnosis import Diagnose
 from eagc_ops.training.analysis.estimate_k import estimate_k
 from eagc_ops.training.config import SPECS, Config, ConfigError
+from eagc_ops.training.data.batches import AutomaticPixels
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.jobs import Job
 from eagc_ops.training.engine.loop import Callback, Evaluation, Loop
@@ -32,7 +33,8 @@ __all__ = ["evaluate", "resume", "run_job", "train"]
 
 
 def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
-    """Train a new run in the folder `output`; reference models are kept in `references` beside it.
+    """Train a new run in the folder `output`; reference models are kept in `references` beside it, resized
+    pixels in `pixels` (setting `pixel_cache`).
 
     Returns the content of result.json: {"headline": "last" | "best", "last": {"epoch", "all", "old", "new"},
     "best": {...}, "warnings": [...], "reference_cross_entropy": float | None}, and "best_start": {...} if the
@@ -41,8 +43,9 @@ def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()
     output = Path(output)
     check_run(config, output)
     with writing(output), attended():
-        config, estimate = _with_estimated_k(config)
-        experiment = Experiment(config)
+        pixels = _pixels_beside(output)
+        config, estimate = _with_estimated_k(config, pixels)
+        experiment = Experiment(config, pixels)
         start = experiment.starting_point  # read now: one that does not fit must fail before run.json is made
         facts = experiment.facts.replace(k_estimate=estimate, start=start and start.record)
         experiment.accelerator.wait_for_everyone()  # every process must see an empty folder before one writes
@@ -61,7 +64,7 @@ def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: An
         return result
     check_run(config)
     with writing(folder.path), attended():
-        experiment = Experiment(config)
+        experiment = Experiment(config, _pixels_beside(folder.path))
         folder.check(experiment.facts)
         folder.main = experiment.main
         return _fit(experiment, folder, callbacks)
@@ -80,7 +83,8 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
             f"{output} is a discovery: nobody knows the truth of its images, so there is no accuracy to "
             f"compute; see {Path(output) / 'categories.json'}"
         )
-    experiment = Experiment(changed(folder.config, changes))
+    pixels = _pixels_beside(folder.path, build=False)  # one pass over the data does not pay for a cache
+    experiment = Experiment(changed(folder.config, changes), pixels)
     folder.check(experiment.facts)
     tensors, _ = experiment.read_checkpoint(folder.last if which == "last" else folder.best)
     experiment.student.load(tensors)
@@ -93,6 +97,11 @@ def run_job(job: Job) -> dict[str, Any]:
     if (folder / "run.json").exists():
         return resume(folder, **{name: getattr(config, name) for name in config.machine_settings()})
     return train(config, folder)
+
+
+def _pixels_beside(run: Path, build: bool = True) -> AutomaticPixels:
+    """The runs of a folder share resized pixels, as they share reference models."""
+    return AutomaticPixels(run.absolute().parent / "pixels", build)
 
 
 def _fit(experiment: Experiment, folder: RunFolder, callbacks: Sequence[Callback]) -> dict[str, Any]:
@@ -116,11 +125,11 @@ def _evaluation(experiment: Experiment) -> Evaluation:
     )
 
 
-def _with_estimated_k(config: Config) -> tuple[Config, dict[str, Any] | None]:
+def _with_estimated_k(config: Config, pixels: AutomaticPixels) -> tuple[Config, dict[str, Any] | None]:
     """The configuration with a number in place of k="estimate", and a record of the search."""
     if config.k != "estimate":
         return config, None
-    experiment = Experiment(config.replace(k=None))
+    experiment = Experiment(config.replace(k=None), pixels)
     features, label = pretrained_features(
         experiment.student.encoder, experiment.batches, experiment.facts.images, experiment.main
     )

@@ -27,6 +27,7 @@ FACTS = {
         assert soft.dim == hard.dim == 16
     """,
     "docs/diagnostics.md": "assert abs(diagnostics.gradient_deviation(*gradients)) < 1e-5",
+    "docs/probe.md": "assert found.best.at_all.auc > 0.9 and 'EEP will act' in found.verdict",
     "docs/ptx.md": """
         assert (report.counts()["add.f32"], report.traffic()["ld.global"]) == (32, 8000)
         (violation,) = map(str, careless[0].violations)

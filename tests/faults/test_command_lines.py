@@ -30,8 +30,8 @@ AT_ONCE = [
     # No command, or an unknown one
     ("fly", "unknown command 'fly'; must be one of demo, train"),
     ("training --epochs 3", "unknown command 'training'"),
-    ("data", "COMMAND is missing; choose one of verify"),
-    ("data fly", "COMMAND: invalid choice: 'fly' (choose from 'verify')"),
+    ("data", "COMMAND is missing; choose one of verify, download"),
+    ("data fly", "COMMAND: invalid choice: 'fly' (choose from 'verify', 'download')"),
     ("bench", "COMMAND is missing; choose one of operator, throughput"),
     ("bench fly", "COMMAND: invalid choice: 'fly'"),
     # Options that do not exist, are cut short, or lack a value
@@ -48,9 +48,14 @@ AT_ONCE = [
     ("report run --which best", "unknown option --which"),
     ("demo --dataset cub", "unknown option --dataset"),
     ("estimate-k --epochs 3", "unknown option --epochs"),
+    ("probe --epochs 3", "unknown option --epochs"),
     ("env --jsn", "unknown option --jsn; did you mean --json?"),
     ("selftest --repeat 3", "unknown option --repeat; did you mean --repeats?"),
     ("table main --dataset digits --dry", "unknown option --dry"),
+    ("data download", "the following arguments are required: dataset"),
+    ("data download mnist", "dataset: invalid choice: 'mnist'"),
+    ("data download cifar10", "--root is missing: name a folder to unpack CIFAR-10 in"),
+    ("data download cifar10 --root file.txt", "--root file.txt is a file; name a folder"),
     ("data verify --dataset digits --deeep", "unknown option --deeep"),
     ("bench overhead --row 8", "unknown option --row; did you mean --rows?"),
     ("bench conceptor --rounds 3", "unknown option --rounds"),
@@ -110,6 +115,10 @@ AT_ONCE = [
     ("estimate-k --largest 0", "--largest: must be a whole number >= 1, got 0"),
     ("estimate-k --largest 5", "--largest must be > 5, the number of known classes of digits, got 5"),
     ("estimate-k --seed -3", "--seed must be >= 0, got -3"),
+    ("study --known 7", "--known: invalid choice: 7 (choose from 10, 5, 20, 50, 100)"),
+    ("study --seeds 0", "--seeds: must be a whole number >= 1, got 0"),
+    ("probe --choices 0", "--choices: must be a whole number >= 1, got 0"),
+    ("probe --lambda-p -1", "--lambda-p must be >= 0, got -1.0"),
     ("demo --epochs 0", "--epochs: must be a whole number >= 1, got 0"),
     ("demo --seeds 100000000", "--seeds: must be <= 1,000, got 100000000"),
     ("demo --pretrain-epochs -1", "--pretrain-epochs: must be a whole number >= 1, got -1"),
@@ -201,6 +210,9 @@ AT_ONCE = [
     ("train --weights empty.json", "--weights empty.json is empty (0 bytes)"),
     ("train --weights cut.safetensors", "--weights cut.safetensors: cannot be read, perhaps an incomplete"),
     ("train --weights cut.pth", "--weights cut.pth: cannot be read, perhaps an incomplete download"),
+    ("train --weights none", "--weights none: no such file; name a .pth or .safetensors file, pretrained or"),
+    ("train --weights pretrained", "--weights pretrained: no weights of vit_digits are published"),
+    ("train --dataset cifar10 --root full", "--weights pretrained: those of dino_vitb16 are not in the hub"),
     ("train --weights ''", "--weights is empty: name a path, or leave it out"),
     ("train --root full", "--root full: digits come with scikit-learn and have no root; leave it out"),
     ("train --split-file split.json", "--split-file split.json: the class split of digits is a formula"),
@@ -288,6 +300,10 @@ AT_ONCE = [
     ("table overhead --dataset cub --root nowhere", "--root nowhere is not a folder"),
     ("estimate-k --weights nowhere.pth", "--weights nowhere.pth: no such file"),
     ("estimate-k --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("probe --weights nowhere.pth", "--weights nowhere.pth: no such file"),
+    ("probe --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("study -o file.txt", "--output file.txt is a file; name a folder"),
+    ("probe -o full", "--output full is a folder; pass the name of a file"),
     ("data verify", "the following arguments are required: --dataset"),
     ("data verify --dataset cub", "--root is missing: CUB-200-2011 needs a folder"),
     ("data verify --dataset cub --root file.txt", "--root file.txt is a file, not a folder"),
@@ -401,7 +417,12 @@ def test_a_process_ends_with_code_2(line, words, places):
 
 HEAVY = ("torch", "torchvision", "timm", "sklearn", "scipy", "accelerate", "triton", "matplotlib", "numpy")
 BENCH = tuple(f"bench {name}" for name in commands.COMMANDS)
-HELP = ["--help", "data verify --help", *(f"{name} --help" for name in (*COMMANDS, *BENCH))]
+HELP = [
+    "--help",
+    "data verify --help",
+    "data download --help",
+    *(f"{name} --help" for name in (*COMMANDS, *BENCH)),
+]
 # Runs every line in one process, and names the first that imports a package that takes seconds.
 IMPORTS = """
 import contextlib, io, json, shlex, sys

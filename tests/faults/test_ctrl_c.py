@@ -140,6 +140,7 @@ def encoder(tmp_path_factory):
 COMMANDS = {  # the command, and the files that are there at the moment
     "demo": ("demo -o {home}", "*.lock"),
     "estimate-k": ("estimate-k --dataset digits --weights {encoder} --published --restarts 100", None),
+    "probe": ("probe --dataset digits --weights {encoder} --choices 1000", None),
     "train, its encoder": ("train --dataset digits -o {home}/run", "*.lock"),
     "table": (
         "table ablation --dataset digits --weights {encoder} --seeds 1 --jobs 2 -o {home}",

@@ -83,13 +83,12 @@ class WholeSets:
         for batch in batches:
             chosen = batch.label >= self.experiment.data.known
             if chosen.any():
-                yield Batch([view[chosen] for view in batch.views], *(column[chosen] for column in batch[1:]))
+                yield batch.select(chosen)
 
     def _through_trunk(self, i: int, batch: Batch) -> Batch:
         """The batch with tokens in place of pixels, or without views if a different process encodes it."""
         if i % self.world != self.rank:
-            return batch._replace(views=[])
+            return batch._replace(stored=[])
         encoder, device = self.experiment.student.encoder, self.experiment.device
-        return batch._replace(
-            views=[encoder.trunk(view.to(device, non_blocking=True)).cpu() for view in batch.views]
-        )
+        tokens = [encoder.trunk(view).cpu() for view in batch.views_on(device)]
+        return batch._replace(stored=tokens, normalization=None)

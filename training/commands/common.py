@@ -16,7 +16,10 @@ MOST_JOBS = 256  # processes
 RUNS = Path("runs")  # the default folder of runs and of encoders that are made here
 # Settings that may have changed since a run was trained: its files were moved, or this is a different
 # machine.
-MOVED = ("root", "split_file", "skip_unreadable", "weights", "init", "trunk_cache", "device", "workers")
+MOVED = (
+    *("root", "split_file", "skip_unreadable", "weights", "init", "pixel_cache", "trunk_cache"),
+    *("device", "workers"),
+)
 
 
 def is_main_process() -> bool:

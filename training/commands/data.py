@@ -2,17 +2,29 @@
 
 from __future__ import annotations
 
+import argparse
+from typing import Any
+
 from eagc_ops.console import Parser, command, path
-from eagc_ops.places import writable_file
-from eagc_ops.training.config import DATASETS
+from eagc_ops.places import MissingPlaceError, writable_file, writable_folder
+from eagc_ops.training.config import DATASETS, SPECS
 from eagc_ops.training.config.places import check_root, check_split_file
 
 
 @command("eagc data")
 def main(argv: list[str]) -> int:
-    """Inspect data sets on disk."""
+    """Fetch data sets, and inspect them on disk."""
     parser = Parser(prog="eagc data", description=main.__doc__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    _add_verify(commands)
+    _add_download(commands)
+    arguments = parser.parse_args(argv)
+    if arguments.command is None:
+        parser.error(f"COMMAND is missing; choose one of {', '.join(commands.choices)}")
+    return _verify(arguments) if arguments.command == "verify" else _download(arguments)
+
+
+def _add_verify(commands: Any) -> None:
     line = (
         "open every image, compare the data set with the published counts, and list its faults "
         "(exit code 1 if it has any)"
@@ -35,9 +47,9 @@ def main(argv: list[str]) -> int:
         help="write the training images that cannot be read to FILE (.json), with which `eagc train "
         "--skip-unreadable FILE` trains without them",
     )
-    arguments = parser.parse_args(argv)
-    if arguments.command is None:
-        parser.error(f"COMMAND is missing; choose one of {', '.join(commands.choices)}")
+
+
+def _verify(arguments: argparse.Namespace) -> int:
     check_root(arguments.dataset, arguments.root, "--root")
     if arguments.split_file is not None:  # without one, the images are checked all the same
         check_split_file(arguments.dataset, arguments.split_file, "--split-file")
@@ -64,3 +76,35 @@ def main(argv: list[str]) -> int:
             f"eagc train --skip-unreadable {file} trains without them"
         )
     return 0 if verification.ok else 1
+
+
+def _add_download(commands: Any) -> None:
+    fetched = [name for name, spec in SPECS.items() if spec.archive_bytes]
+    line = (
+        f"fetch and unpack {', '.join(fetched)}, and compare the archive with its published checksum; of the "
+        "other data sets, say where they are published and how their folder looks"
+    )
+    get = commands.add_parser("download", help=line, description=line)
+    get.add_argument("dataset", choices=DATASETS, help="data set")
+    get.add_argument("--root", type=path, metavar="DIR", help="folder to unpack it in")
+
+
+def _download(arguments: argparse.Namespace) -> int:
+    name, root, spec = arguments.dataset, arguments.root, SPECS[arguments.dataset]
+    if not spec.archive_bytes:
+        where = f"is published at {spec.source}" if spec.source else "is not fetched"
+        print(f"{spec.title} {where}; a folder for --root has {spec.layout}")
+        return 0
+    if root is None:
+        raise MissingPlaceError(f"--root is missing: name a folder to unpack {spec.title} in")
+    writable_folder("--root", root)
+    if not (root / spec.inner).exists():
+        print(f"{spec.title}: an archive of {spec.archive_bytes / 1e6:,.0f} MB, unpacked in {root}")
+
+    from eagc_ops.training.data.download import download  # torchvision takes seconds to import
+
+    home = download(name, root)
+    if home is None:
+        print(f"{root / spec.inner} is there already: nothing is fetched")
+    print(f"eagc data verify --dataset {name} --root {root}    compares it with the published counts")
+    return 0

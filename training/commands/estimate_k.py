@@ -25,6 +25,7 @@ SETTINGS = (
     "backbone",
     "weights",
     "seed",
+    "pixel_cache",
     "device",
     "workers",
 )
@@ -66,7 +67,8 @@ def main(argv: list[str]) -> int:
             f"--largest must be > {known}, the number of known classes of {config.dataset}, "
             f"got {search['largest']}"
         )
-    if "weights" not in settings:
+    own_encoder = "weights" not in settings and config.backbone == SPECS[config.dataset].own_encoder
+    if own_encoder:
         writable_folder("the folder of encoders,", RUNS)
 
     # Accelerate, timm and scikit-learn take seconds to import: --help and wrong options do not wait for them.
@@ -75,7 +77,7 @@ def main(argv: list[str]) -> int:
     from eagc_ops.training.engine.pretraining import with_encoder
     from eagc_ops.training.models.features import pretrained_features
 
-    experiment = Experiment(config if "weights" in settings else with_encoder(config, RUNS))
+    experiment = Experiment(with_encoder(config, RUNS) if own_encoder else config)
     known, images = experiment.data.known, experiment.facts.images
     features, label = pretrained_features(experiment.student.encoder, experiment.batches, images, True)
     estimate = estimate_k(features, label, known, **search, seed=config.seed, progress=True)

@@ -22,7 +22,8 @@ from eagc_ops.training.paper.planning import Order, check_order, plan_text
 from eagc_ops.training.paper.tables import TABLES
 from eagc_ops.training.paper.values import PAPER
 
-PLACES = ("root", "split_file", "skip_unreadable", "weights", "device", "workers")  # settings of the machine
+# Settings of the machine
+PLACES = ("root", "split_file", "skip_unreadable", "weights", "pixel_cache", "device", "workers")
 DEFAULTS: dict[str, Any] = {
     "output": Path("runs/tables"),
     "dry_run": False,
@@ -70,7 +71,7 @@ def table_parser() -> Parser:
     """The parser. Only typed options end up in the namespace, because overhead refuses some of them."""
     usage = (
         "eagc table NAME --dataset digits | eagc table NAME --dataset cub --root FOLDER --split-file FILE "
-        "--weights FILE [options]"
+        "[options]"
     )
     parser = Parser(
         prog="eagc table", usage=usage, description=main.__doc__, argument_default=argparse.SUPPRESS

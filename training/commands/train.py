@@ -106,10 +106,7 @@ def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
 def _parse(argv: list[str]) -> argparse.Namespace:
     _import_method(argv)
     recipe = recipe_of(argv)
-    usage = (
-        "eagc train --method simgcd --dataset cub --root FOLDER --split-file FILE --weights FILE [--no-eagc] "
-        "[options]"
-    )
+    usage = "eagc train --method simgcd --dataset cub --root FOLDER --split-file FILE [--no-eagc] [options]"
     shown = (
         f"Defaults are in brackets. Many depend on the recipe: those of {recipe} are shown. "
         "`eagc train --method M --dataset D --preset P --help` shows those of another one."

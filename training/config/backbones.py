@@ -42,6 +42,15 @@ BACKBONES = {
 }
 
 
+def is_published(name: str) -> bool:
+    """Whether weights of the backbone are published: of every one that timm builds.
+
+    >>> is_published("dino_vitb16"), is_published("vit_tiny_patch16_224"), is_published("vit_digits")
+    (True, True, False)
+    """
+    return name not in BACKBONES or bool(BACKBONES[name].timm_name)
+
+
 def image_size_error(name: str, image_size: int, multiple: int) -> str:
     """The message for a side that does not consist of whole patches.
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
-from eagc_ops.training.config.backbones import BACKBONES, image_size_error
+from eagc_ops.training.config.backbones import BACKBONES, image_size_error, is_published
 from eagc_ops.training.config.datasets import SPECS
 from eagc_ops.training.config.settings import MACHINE, ConfigError, Settings
 
@@ -77,10 +77,11 @@ class Config(Settings):
     backbone: str = Field(
         "dino_vitb16", description="ViT encoder: dino_vitb16, dinov2_vitb14_reg4, vit_digits or a timm name"
     )
-    weights: Annotated[Place | None, MACHINE] = Field(
-        None,
-        description="pretrained weights of the backbone (.pth or .safetensors); none: random, from the seed; "
-        "digits: pretrained first if left out",
+    weights: Annotated[Place, MACHINE] = Field(
+        "pretrained",
+        description="weights of the backbone: pretrained (timm's own, from the hub's cache or the hub), "
+        "random (from the seed), or a file (.pth or .safetensors); digits: if left out, an encoder is "
+        "pretrained first",
     )
     k: Annotated[int, Field(ge=1)] | Literal["estimate"] | None = Field(
         None,
@@ -169,6 +170,12 @@ class Config(Settings):
     deterministic: bool = Field(
         False, description="use deterministic algorithms on a GPU (runs on a CPU always repeat bit for bit)"
     )
+    pixel_cache: Annotated[Place, MACHINE] = Field(
+        "auto",
+        description="folder for decoded and resized images, which draws then only crop and flip; auto: "
+        "`pixels` beside the run, if it takes 8 MB to 16 GB and at most half of the free disk; off: decode "
+        "at every draw",
+    )
     trunk_cache: Annotated[Place | None, MACHINE] = Field(
         None, description="folder for the trunk's tokens: compute them once, and train without the trunk"
     )
@@ -197,10 +204,24 @@ class Config(Settings):
         "last", description="epoch to report first; the best one is chosen by the true labels of U"
     )
 
+    @model_validator(mode="before")
+    @classmethod
+    def _default_weights(cls, values: Any) -> Any:
+        """Published weights if there are any, otherwise random ones; None, in runs of version 0.1: random."""
+        backbone = values.get("backbone", cls.model_fields["backbone"].default)
+        default = "pretrained" if not isinstance(backbone, str) or is_published(backbone) else "random"
+        weights = values.get("weights", default)
+        return {**values, "weights": "random" if weights is None else weights}
+
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
         if self.dataset not in SPECS:
             raise ConfigError(f"dataset must be one of {', '.join(SPECS)}, got {self.dataset!r}")
+        if self.weights == "pretrained" and not is_published(self.backbone):
+            raise ConfigError(
+                f"weights='pretrained': no weights of {self.backbone} are published; leave it out, or name a "
+                "file"
+            )
         if self.batch_size % self.accumulation:
             raise ConfigError(
                 f"accumulation={self.accumulation} does not divide batch_size={self.batch_size}; "

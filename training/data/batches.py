@@ -6,6 +6,7 @@ Both kinds are iterated in the same way, so training need not know which one it 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -13,7 +14,7 @@ import torch
 from torch.utils.data import Dataset
 
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.training.config import Config
+from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.data.gcd import GCDData
 from eagc_ops.training.data.loaders import (
     Batch,
@@ -24,6 +25,8 @@ from eagc_ops.training.data.loaders import (
     labelled_loader,
     train_loader,
 )
+from eagc_ops.training.data.pixel_cache import LEAST, cache_bytes, find_pixels, fits, pixel_cache
+from eagc_ops.training.data.transforms import split_transform
 from eagc_ops.training.data.trunk_cache import CachedViews, TrunkCache, trunk_cache
 
 VIEWS = 2
@@ -41,6 +44,13 @@ class Batches(NamedTuple):
     identity: dict[str, Any]  # the origin of the views, JSON-ready
 
 
+class AutomaticPixels(NamedTuple):
+    """Where resized pixels are kept if the setting `pixel_cache` is "auto"."""
+
+    folder: Path
+    build: bool = True  # False: use a cache that is there, and make none
+
+
 def batches(
     data: GCDData,
     config: Config,
@@ -50,8 +60,13 @@ def batches(
     rank: int,
     world: int,
     main: bool,
+    automatic: AutomaticPixels | None = None,
 ) -> Batches:
-    """The batches of process `rank` of `world`. `main`: show a bar while a trunk cache is built."""
+    """The batches of process `rank` of `world`.
+
+    `main`: show a bar while a cache is built. `automatic`: the place of an automatic pixel cache; None: none.
+    """
+    data = _with_pixels(data, config, automatic, main)
     draws = _Draws(data, config, weighting, rank, world)
     if config.trunk_cache is None:
         return _from_pixels(draws)
@@ -64,6 +79,32 @@ def batches(
         progress=main,
     )
     return _from_tokens(draws, cache)
+
+
+def _with_pixels(data: GCDData, config: Config, automatic: AutomaticPixels | None, main: bool) -> GCDData:
+    """The data with their pixel cache, if the settings ask for one, or if one pays and fits."""
+    splits = [split_transform(transform) for transform in (data.train_transform, data.test_transform)]
+    images, fixed = data.labelled.images, splits[0] and splits[0].fixed
+    asked = config.pixel_cache not in ("auto", "off")
+    if fixed is None or data.unlabelled.images is not images:
+        if asked:
+            raise ConfigError(
+                f"pixel_cache={config.pixel_cache!r}: the transforms of {data.name} change every pixel at "
+                "every draw, so that nothing can be cached; leave it out"
+            )
+        return data
+    if asked:
+        return replace(data, cache=pixel_cache(config.pixel_cache, images, fixed, progress=main))
+    # A trunk cache reads every image once.
+    if config.pixel_cache == "off" or automatic is None or config.trunk_cache is not None:
+        return data
+    folder, size = automatic.folder, cache_bytes(images, fixed)
+    if size < LEAST:
+        return data
+    cache = find_pixels(folder, images, fixed)
+    if cache is None and automatic.build and fits(folder, size):
+        cache = pixel_cache(folder, images, fixed, progress=main)
+    return replace(data, cache=cache)
 
 
 class _Draws:

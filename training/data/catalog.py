@@ -21,7 +21,7 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from eagc_ops.training.config.datasets import DATASETS, SPECS
 from eagc_ops.training.config.places import check_root
-from eagc_ops.training.data.image_files import read_image
+from eagc_ops.training.data.image_files import image_size, read_image
 from eagc_ops.training.data.pickles import ARRAYS, read_pickle
 
 
@@ -43,6 +43,18 @@ class Images:
         if isinstance(self.source, np.ndarray):
             return Image.fromarray(self.source[position])
         return read_image(self.source[position])
+
+    def size(self, position: int) -> tuple[int, int]:
+        """(width, height) of the image, from the header of its file."""
+        if isinstance(self.source, np.ndarray):
+            return self.source.shape[2], self.source.shape[1]
+        return image_size(self.source[position])
+
+    @property
+    def channels(self) -> int:
+        """1 or 3: files are read in RGB."""
+        grey = isinstance(self.source, np.ndarray) and self.source.ndim == 3
+        return 1 if grey else 3
 
 
 def read_images(name: str, root: str | Path | None, part: str = "train") -> Images:

@@ -17,8 +17,9 @@ from eagc_ops.training.config.datasets import SPECS
 from eagc_ops.training.config.places import check_split_file
 from eagc_ops.training.data.catalog import Images, read_images
 from eagc_ops.training.data.image_files import read_list, shown
+from eagc_ops.training.data.pixel_cache import PixelCache
 from eagc_ops.training.data.splits import class_split, label_map, labelled_positions, missing_labels
-from eagc_ops.training.data.transforms import TRANSFORMS
+from eagc_ops.training.data.transforms import TRANSFORMS, pixels_of
 from eagc_ops.training.data.two_folders import TwoFolders
 
 
@@ -42,17 +43,35 @@ class ImageSubset(Dataset):
 
 
 class Merged(Dataset):
-    """Labelled items, then unlabelled ones; an item is (PIL image, label, uq_idx, labelled: bool)."""
+    """Labelled items, then unlabelled ones; an item is (PIL image, label, uq_idx, labelled: bool).
 
-    def __init__(self, labelled: ImageSubset, unlabelled: ImageSubset) -> None:
-        self.labelled, self.unlabelled = labelled, unlabelled
+    `cache` has their resized pixels, by uq_idx.
+    """
+
+    def __init__(
+        self, labelled: ImageSubset, unlabelled: ImageSubset, cache: PixelCache | None = None
+    ) -> None:
+        self.labelled, self.unlabelled, self.cache = labelled, unlabelled, cache
 
     def __len__(self) -> int:
         return len(self.labelled) + len(self.unlabelled)
 
     def __getitem__(self, j: int) -> tuple[Image.Image, int, int, bool]:
+        part, i = self._place(j)
+        return (*part[i], part is self.labelled)
+
+    def pixels(self, j: int, fixed: Callable[[Image.Image], Image.Image]) -> tuple[Tensor, int, int, bool]:
+        """As an item, with uint8 (C, H, W) of `fixed(image)` in place of the image."""
+        part, i = self._place(j)
+        if self.cache is None or self.cache.fixed != repr(fixed):
+            image, *rest = part[i]
+            return torch.from_numpy(pixels_of(fixed(image))), *rest, part is self.labelled
+        position = int(part.uq_idx[i])
+        return self.cache.pixels(position), int(part.labels[i]), position, part is self.labelled
+
+    def _place(self, j: int) -> tuple[ImageSubset, int]:
         first = len(self.labelled)
-        return (*self.labelled[j], True) if j < first else (*self.unlabelled[j - first], False)
+        return (self.labelled, j) if j < first else (self.unlabelled, j - first)
 
 
 @dataclass(frozen=True)
@@ -70,12 +89,13 @@ class GCDData:
     channels: int
     split_hash: str  # sha256 of the positions on disk of L (in their order) and U, and of the class lists
     notes: tuple[str, ...]  # which folder and which split were read
+    cache: PixelCache | None = None  # the images' resized pixels; None: they are decoded at every draw
     known_names: tuple[str, ...] = ()  # of the known classes by label, where they are folders
     truth: bool = True  # False: nobody knows the classes of the unlabelled images; their labels are -1
 
     @property
     def merged(self) -> Merged:
-        return Merged(self.labelled, self.unlabelled)
+        return Merged(self.labelled, self.unlabelled, self.cache)
 
 
 def open_data(

@@ -20,6 +20,7 @@ __all__ = [
     "ImageError",
     "Inspection",
     "find_unreadable",
+    "image_size",
     "inspect",
     "read_image",
     "read_list",
@@ -37,11 +38,12 @@ class ImageError(OSError):
 
 
 def read_image(path: str) -> Image.Image:
-    """The image in RGB, 8 bits per channel, decoded by PIL. Its EXIF orientation is ignored.
+    """The image in RGB, 8 bits per channel, decoded by PIL.
 
-    Grey, CMYK and palette images are converted, and transparency is dropped, all as PIL does it. 16-bit grey
-    values are divided by 256; PIL itself would cut them off at 255. A file that is not whole is an
-    `ImageError`.
+    Grey, CMYK, palette and 1-bit images are converted, and transparency is dropped, all as PIL does it.
+    16-bit grey values are divided by 256; PIL itself would cut them off at 255. The EXIF orientation is
+    ignored, as in the published loaders: a photograph that only says how the camera was held stays as it was
+    stored. A file that is not whole is an `ImageError`.
     """
     try:
         with _opened(path) as image:
@@ -51,10 +53,23 @@ def read_image(path: str) -> Image.Image:
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
             return image.convert("RGB")
     except Exception as error:  # a damaged file can make PIL raise almost anything
-        raise ImageError(
-            f"cannot read the image {shown(path)}: {_reason(error)}; `eagc data verify --deep "
-            "--skip-unreadable FILE` lists such files, and --skip-unreadable FILE trains without them"
-        ) from error
+        raise _unreadable(path, error) from error
+
+
+def image_size(path: str) -> tuple[int, int]:
+    """(width, height) of an image, from its header."""
+    try:
+        with _opened(path) as image:
+            return image.size
+    except Exception as error:  # as in `read_image`
+        raise _unreadable(path, error) from error
+
+
+def _unreadable(path: str, error: Exception) -> ImageError:
+    return ImageError(
+        f"cannot read the image {shown(path)}: {_reason(error)}; `eagc data verify --deep --skip-unreadable "
+        "FILE` lists such files, and --skip-unreadable FILE trains without them"
+    )
 
 
 class Inspection(NamedTuple):

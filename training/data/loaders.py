@@ -12,7 +12,8 @@ import signal
 import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Literal, NamedTuple
+from functools import partial
+from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
@@ -21,6 +22,7 @@ from torch.utils.data import DataLoader, Dataset
 from eagc_ops import interrupts
 from eagc_ops.training.data.gcd import GCDData, Merged
 from eagc_ops.training.data.image_files import ImageError
+from eagc_ops.training.data.transforms import Normalization, split_transform
 
 
 class Draw(NamedTuple):
@@ -34,10 +36,26 @@ class Draw(NamedTuple):
 class Batch(NamedTuple):
     """B images on the CPU; `rows_of` in `rows.py` turns them into the rows of a step."""
 
-    views: list[Tensor]  # each (B, C, H, W) float32, or (B, N, D) tokens of a trunk cache
+    stored: list[Tensor]  # the views as loaded: uint8 (B, C, H, W) with a normalization, or as `views`
     label: Tensor  # (B,) int64, re-indexed
     uq_idx: Tensor  # (B,) int64
     mask: Tensor  # (B,) bool, True = labelled
+    normalization: Normalization | None = None  # left to do on the device; None: nothing
+
+    @property
+    def views(self) -> list[Tensor]:
+        """Each (B, C, H, W) float32, or (B, N, D) tokens of a trunk cache."""
+        return self.views_on("cpu")
+
+    def views_on(self, device: torch.device | str) -> list[Tensor]:
+        """The views on a device. Bytes are normalized there: a quarter of the data has to move."""
+        moved = [view.to(device, non_blocking=True) for view in self.stored]
+        return moved if self.normalization is None else [self.normalization(view) for view in moved]
+
+    def select(self, images: Tensor | slice) -> Batch:
+        """Some images of the batch."""
+        stored, *columns = ([view[images] for view in self.stored], self.label, self.uq_idx, self.mask)
+        return Batch(stored, *(column[images] for column in columns), self.normalization)
 
 
 def train_loader(
@@ -137,21 +155,35 @@ def seeded(*key: int) -> Iterator[None]:
 
 
 class KeyedViews(Dataset):
-    """Maps a `Draw` to (views, label, uq_idx, mask)."""
+    """Maps a `Draw` to (views, label, uq_idx, mask).
+
+    A transform that can be split resizes an image once for all views, and leaves `normalization` to the
+    batch: the views are uint8. Those of any other transform are what it returns.
+    """
 
     def __init__(self, merged: Merged, transform: Callable, views: int, seed: int) -> None:
         if views < 1:
             raise ValueError(f"views must be >= 1, got {views}")
         self.merged, self.transform, self.views, self.seed = merged, transform, views, seed
+        self.split = split_transform(transform)
+        self.normalization = None if self.split is None else self.split.normalization
 
     def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
-        image, label, uq_idx, mask = self.merged[draw.index]
-        views = []
+        image, *rest = self.image(draw.index)
+        return self.views_of(image, draw), *rest
+
+    def image(self, index: int) -> tuple[Any, int, int, bool]:
+        """What the views are made of, a PIL image or resized pixels; label, uq_idx, mask."""
+        return self.merged[index] if self.split is None else self.merged.pixels(index, self.split.fixed)
+
+    def views_of(self, image: Any, draw: Draw) -> list[Tensor]:
+        """The views of an image that `image` returned."""
+        transform, views = self.transform if self.split is None else self.split.drawn, []
         with torch.random.fork_rng(devices=[]):
             for v in range(self.views):
                 torch.default_generator.manual_seed(draw_key(self.seed, draw.epoch, draw.position, v))
-                views.append(self.transform(image))
-        return views, label, uq_idx, mask
+                views.append(transform(image))
+        return views
 
 
 class TrainLoader:
@@ -193,7 +225,7 @@ class TrainLoader:
             batch_sampler=self._sampler,
             num_workers=workers,
             persistent_workers=workers > 0,
-            collate_fn=_collate,
+            collate_fn=partial(_collate, getattr(fetch, "normalization", None)),
             worker_init_fn=_end_when_told,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # without one the loader draws a base seed from the global generator
@@ -270,11 +302,12 @@ def _end_when_told(_: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _collate(items: list[tuple[list[Tensor], int, int, bool]]) -> Batch:
+def _collate(normalization: Normalization | None, items: list[tuple[list[Tensor], int, int, bool]]) -> Batch:
     views, label, uq_idx, mask = zip(*items)
     return Batch(
         [torch.stack(v) for v in zip(*views)],
         torch.tensor(label),
         torch.tensor(uq_idx),
         torch.tensor(mask),
+        normalization,
     )

@@ -37,7 +37,7 @@ def rows_of(batch: Batch, device: torch.device | str, *, epoch: int = 0, positio
     >>> rows.label.tolist(), rows.uq_idx.tolist(), rows.labelled_rows.tolist()
     ([3, -1, 3, -1], [7, 9, 7, 9], [0, 2])
     """
-    count = len(batch.views)
+    count = len(batch.stored)
     mask = batch.mask.repeat(count)
     # Labelled rows are indexed here, on the CPU: a boolean index on a GPU would wait for the device.
     columns = (
@@ -47,5 +47,4 @@ def rows_of(batch: Batch, device: torch.device | str, *, epoch: int = 0, positio
         mask.nonzero().flatten(),
     )
     label, mask, uq_idx, labelled_rows = (column.to(device, non_blocking=True) for column in columns)
-    views = [view.to(device, non_blocking=True) for view in batch.views]
-    return Rows(label, mask, uq_idx, epoch, position, views, labelled_rows)
+    return Rows(label, mask, uq_idx, epoch, position, batch.views_on(device), labelled_rows)

@@ -1,7 +1,19 @@
-"""The transforms of the protocol, and those of the digits. They draw from torch's default generator only."""
+"""The transforms of the protocol, and those of the digits. They draw from torch's default generator only.
 
+`split_transform` takes one apart: what is the same for every draw of an image, what is drawn, and what can be
+left to the device.
+"""
+
+from __future__ import annotations
+
+import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
 from torchvision import transforms as T
 
 BICUBIC, BILINEAR = T.InterpolationMode.BICUBIC, T.InterpolationMode.BILINEAR
@@ -37,3 +49,63 @@ TRANSFORMS: dict[str, Callable[[int], tuple[T.Compose, T.Compose]]] = {
     "protocol": protocol_transforms,
     "digits": digits_transforms,
 }
+
+
+class Normalization(NamedTuple):
+    """Bytes to float32: x / 255, less `mean`, divided by `std`, as ToTensor and Normalize compute it."""
+
+    mean: tuple[float, ...]  # of every channel
+    std: tuple[float, ...]
+
+    def __call__(self, pixels: Tensor) -> Tensor:
+        """float32 of uint8 (..., C, H, W), on its device.
+
+        >>> Normalization((0.5,), (0.25,))(torch.tensor([[[0, 255]]], dtype=torch.uint8)).tolist()
+        [[[-2.0, 2.0]]]
+        """
+        mean, std = _columns(self, pixels.device)
+        return pixels.to(torch.float32).div_(255).sub_(mean).div_(std)
+
+
+@functools.lru_cache(maxsize=16)  # a copy to a GPU for every batch would wait for it
+def _columns(normalization: Normalization, device: torch.device) -> tuple[Tensor, ...]:
+    return tuple(torch.tensor(row, device=device).view(-1, 1, 1) for row in normalization)
+
+
+class SplitTransform(NamedTuple):
+    """A transform in three parts: `normalization(drawn(pixels_of(fixed(image))))` has its bits."""
+
+    fixed: Callable[[Image.Image], Image.Image]  # the same for every draw: resize
+    drawn: Callable[[Tensor], Tensor]  # crop and flip of uint8 (C, H, W); draws as on a PIL image
+    normalization: Normalization
+
+
+# These move bytes and change none, and they draw the same numbers for a tensor as for a PIL image.
+_MOVES = (T.RandomCrop, T.CenterCrop, T.RandomHorizontalFlip)
+
+
+def split_transform(transform: Callable) -> SplitTransform | None:
+    """The parts of a transform that resizes, crops or flips, and normalizes; None for any other one.
+
+    >>> split_transform(protocol_transforms()[0]).fixed
+    Resize(size=256, interpolation=bicubic, max_size=None, antialias=True)
+    >>> split_transform(digits_transforms()[0]) is None  # a rotation interpolates
+    True
+    """
+    steps = transform.transforms if type(transform) is T.Compose else []
+    if len(steps) < 3 or type(steps[0]) is not T.Resize:
+        return None
+    fixed, *moves, tensor, normalize = steps
+    if type(tensor) is not T.ToTensor or type(normalize) is not T.Normalize:
+        return None
+    if any(type(move) not in _MOVES for move in moves):
+        return None
+    normalization = Normalization(tuple(normalize.mean), tuple(normalize.std))
+    return SplitTransform(fixed, T.Compose(moves), normalization)
+
+
+def pixels_of(image: Image.Image) -> np.ndarray:
+    """The bytes of an 8-bit image, uint8 (C, H, W), as ToTensor orders them."""
+    pixels = np.asarray(image)
+    # A copy, since PIL's own bytes must not be written to, and torch has no such tensors
+    return np.array(pixels[None] if pixels.ndim == 2 else pixels.transpose(2, 0, 1), order="C")

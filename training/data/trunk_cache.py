@@ -3,24 +3,17 @@
 Training on them never runs the trunk.
 
 A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of `data.merged` whose last view
-is the test view; `checksums.bin`, CRC-32 (images, V + 1) of each view's tokens; and `cache.json`: the origin
-of the tokens, and how many images are done. The record is replaced only after the tokens it counts are on the
-disk, so a build that was killed goes on where the record ends. One process builds; others that need the cache
-wait for it.
+is the test view; `checksums.bin`, CRC-32 (images, V + 1) of each view's tokens; and the record of
+`cache_files.py`, with which a killed build goes on.
 """
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
-import json
-import os
-import shutil
-import sys
 import warnings
 import zlib
 from pathlib import Path
-from typing import BinaryIO
 
 import numpy as np
 import torch
@@ -29,8 +22,8 @@ from torch.utils.data import DataLoader, Dataset, Subset
 
 from eagc_ops import interrupts
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.files import atomic_write, naming_full_disks, remove_partials
-from eagc_ops.locks import lock, tidy
+from eagc_ops.files import naming_full_disks
+from eagc_ops.training.data.cache_files import AGAIN, CacheFiles, write_at
 from eagc_ops.training.data.gcd import GCDData
 from eagc_ops.training.data.loaders import Draw, KeyedViews, draw_key
 from eagc_ops.training.progress import bar as progress_bar
@@ -38,7 +31,6 @@ from eagc_ops.training.progress import bar as progress_bar
 __all__ = ["CachedViews", "PixelViews", "TrunkCache", "cache_bytes", "choose_views", "trunk_cache"]
 
 _CHECKSUM = np.dtype("<u4")
-_AGAIN = "delete the directory to build the cache again"
 
 
 def trunk_cache(
@@ -67,18 +59,9 @@ def trunk_cache(
         batch_size: images, of V + 1 views each, that go through the trunk at a time.
         progress: show the bar.
     """
-    directory = Path(directory)
-    made_of = _made_of(encoder, data, views, half, seed)
-    held = directory / ".lock"
-    if _read_record(directory, made_of) == made_of["images"]:
-        tidy(held)
-    else:
-        with lock(held, f"trunk cache {directory}", wait=True):
-            remove_partials(directory)
-            done = _read_record(directory, made_of)
-            if done < made_of["images"]:
-                _build(directory, encoder, data, made_of, done, batch_size, workers, progress)
-    return TrunkCache(directory, made_of)
+    files = _files(Path(directory), _made_of(encoder, data, views, half, seed))
+    files.complete(lambda done: _build(files, encoder, data, done, batch_size, workers, progress))
+    return TrunkCache(files.directory, files.made_of)
 
 
 def cache_bytes(encoder: AnchoredEncoder, data: GCDData, *, views: int, half: bool = False) -> int:
@@ -94,7 +77,7 @@ class TrunkCache:
     """
 
     def __init__(self, directory: Path, made_of: dict[str, str | int]) -> None:
-        done = _read_record(directory, made_of)
+        done = _files(directory, made_of).done()
         shape = (made_of["images"], made_of["views"] + 1, made_of["tokens"], made_of["width"])
         path, dtype = directory / "tokens.bin", np.dtype(made_of["dtype"])
         size = path.stat().st_size if path.exists() else 0
@@ -104,7 +87,7 @@ class TrunkCache:
                 "build it with trunk_cache()"
             )
         if size != (need := int(np.prod(shape)) * dtype.itemsize):
-            raise ValueError(f"{path} is damaged: it has {size} of {need} bytes; {_AGAIN}")
+            raise ValueError(f"{path} is damaged: it has {size} of {need} bytes; {AGAIN}")
         self.directory, self.made_of = directory, made_of
         self._array = np.memmap(path, dtype, mode="r", shape=shape)
         self._checksums = _read_checksums(directory, shape[:2])
@@ -130,7 +113,7 @@ class TrunkCache:
             if zlib.crc32(tokens) != self._checksums[place]:
                 raise ValueError(
                     f"{self.directory / 'tokens.bin'} is damaged: view {place[1]} of image {index} does not "
-                    f"match its checksum; {_AGAIN}"
+                    f"match its checksum; {AGAIN}"
                 )
             self._compared[place] = True
         return torch.from_numpy(tokens.astype(np.float32))
@@ -180,7 +163,7 @@ class PixelViews(Dataset):
     ) -> None:
         _check_views(views, available)
         self.all = KeyedViews(data.merged, data.train_transform, available, cache_seed)
-        self.seed, self.views = seed, views
+        self.seed, self.views, self.normalization = seed, views, self.all.normalization
 
     def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
         pixels, *rest = self.all[_key_of(draw.index)]
@@ -239,96 +222,78 @@ def _made_of(
     }
 
 
-def _read_record(directory: Path, made_of: dict[str, str | int]) -> int:
-    """The number of images in the cache. One made of something else is refused."""
-    path = directory / "cache.json"
-    if not path.exists():
-        if (directory / "tokens.bin").exists():
-            raise ValueError(
-                f"{directory} has a tokens.bin but no cache.json: it is not a trunk cache, or is damaged; "
-                "choose a different directory"
-            )
-        return 0
-    try:
-        record = json.loads(path.read_text())
-        done, theirs = int(record["done"]), dict(record["made of"])
-    except (ValueError, KeyError, TypeError) as error:
-        raise ValueError(f"{path} is damaged ({error!r}); {_AGAIN}") from error
-    differs = [
-        f"{key}: {theirs.get(key)} there, {made_of.get(key)} now"
-        for key in [*made_of, *(theirs.keys() - made_of)]
-        if theirs.get(key) != made_of.get(key)
-    ]
-    if differs:
-        raise ValueError(
-            f"trunk cache {directory} is stale ({'; '.join(differs)}): delete it, or choose a different "
-            "directory"
-        )
-    return done
-
-
-def _write_record(directory: Path, made_of: dict[str, str | int], done: int) -> None:
-    atomic_write(directory / "cache.json", json.dumps({"done": done, "made of": made_of}, indent=1))
+def _files(directory: Path, made_of: dict[str, str | int]) -> CacheFiles:
+    return CacheFiles("trunk cache", directory, "tokens.bin", made_of)
 
 
 def _read_checksums(directory: Path, shape: tuple[int, ...]) -> np.ndarray | None:
     path = directory / "checksums.bin"
     if not path.exists():
         warnings.warn(
-            f"trunk cache {directory} was built without checksums: damage would not be noticed; {_AGAIN}",
+            f"trunk cache {directory} was built without checksums: damage would not be noticed; {AGAIN}",
             stacklevel=4,
         )
         return None
     checksums = np.fromfile(path, _CHECKSUM)
     if checksums.size != np.prod(shape):
-        raise ValueError(f"{path} is damaged: it has {checksums.size} of {np.prod(shape)} entries; {_AGAIN}")
+        raise ValueError(f"{path} is damaged: it has {checksums.size} of {np.prod(shape)} entries; {AGAIN}")
     return checksums.reshape(shape)
 
 
 class _AllViews(Dataset):
-    """Item i: the V augmented views and the test view of image i, (V + 1, C, H, W)."""
+    """Item i: the V augmented views and the test view of image i, (V + 1, C, H, W).
+
+    `normalization`: left to the device; None: nothing is.
+    """
 
     def __init__(self, data: GCDData, views: int, seed: int) -> None:
         self.train = KeyedViews(data.merged, data.train_transform, views, seed)
         self.test = KeyedViews(data.merged, data.test_transform, 1, seed)
+        splits = [views.split for views in (self.train, self.test)]
+        alike = None not in splits and len({(repr(s.fixed), s.normalization) for s in splits}) == 1
+        self.normalization = self.train.normalization if alike else None
 
     def __getitem__(self, i: int) -> Tensor:
-        return torch.stack(self.train[_key_of(i)][0] + self.test[_key_of(i)][0])
+        key = _key_of(i)
+        if self.normalization is not None:  # an image is decoded and resized once for all its views
+            image = self.train.image(i)[0]
+            return torch.stack(self.train.views_of(image, key) + self.test.views_of(image, key))
+        return torch.stack(_ready(self.train, key) + _ready(self.test, key))
+
+
+def _ready(views: KeyedViews, key: Draw) -> list[Tensor]:
+    normalize = views.normalization or (lambda view: view)
+    return [normalize(view) for view in views[key][0]]
 
 
 def _build(
-    directory: Path,
+    files: CacheFiles,
     encoder: AnchoredEncoder,
     data: GCDData,
-    made_of: dict,
     done: int,
     batch_size: int,
     workers: int,
     progress: bool,
 ) -> None:
+    directory, made_of = files.directory, files.made_of
     images, views, tokens, width = (made_of[key] for key in ("images", "views", "tokens", "width"))
     dtype = getattr(torch, made_of["dtype"])
     image_bytes = (views + 1) * tokens * width * dtype.itemsize
     directory.mkdir(parents=True, exist_ok=True)
-    path, checksums = directory / "tokens.bin", directory / "checksums.bin"
+    path, checksums = files.path, directory / "checksums.bin"
     if done and (not path.exists() or path.stat().st_size < done * image_bytes):
-        raise ValueError(f"{path} is shorter than its record says ({done} images); {_AGAIN}")
-    need, free = (images - done) * image_bytes, shutil.disk_usage(directory).free
-    print(
-        f"trunk cache {directory}: {images} images x ({views} + 1) views x {tokens} x {width} "
-        f"{made_of['dtype']} = {images * image_bytes / 1e9:.3f} GB; "
-        f"{need / 1e9:.3f} GB to write, {free / 1e9:.1f} GB free",
-        file=sys.stderr,
+        raise ValueError(f"{path} is shorter than its record says ({done} images); {AGAIN}")
+    files.announce(
+        f"{images} images x ({views} + 1) views x {tokens} x {width} {made_of['dtype']}",
+        images * image_bytes,
+        (images - done) * image_bytes,
+        "store half precision or fewer views",
     )
-    if need > free:
-        raise OSError(
-            f"trunk cache {directory} needs {need / 1e9:.3f} GB, but only {free / 1e9:.3f} GB are free: "
-            "store half precision or fewer views"
-        )
     if not done:
-        _write_record(directory, made_of, 0)
+        files.record(0)
+    all_views = _AllViews(data, views, made_of["seed"])
     loader = DataLoader(
-        Subset(_AllViews(data, views, made_of["seed"]), range(done, images)),
+        Subset(all_views, range(done, images)),
         batch_size,
         num_workers=workers,
         generator=torch.Generator(),  # without one the loader draws a base seed from the global generator
@@ -337,7 +302,6 @@ def _build(
     path.touch()
     if not done:
         checksums.touch()
-    # Plain writes, not a writable memory map: a full disk then raises an error instead of a SIGBUS.
     with (
         path.open("r+b") as file,
         # A cache of an earlier version is continued without checksums.
@@ -347,7 +311,10 @@ def _build(
         with interrupts.unaware_children():
             batches = iter(loader)
         for batch in batches:
-            out = encoder.trunk(batch.flatten(0, 1).to(device)).detach().to(dtype)
+            pixels = batch.flatten(0, 1).to(device)
+            if all_views.normalization is not None:
+                pixels = all_views.normalization(pixels)
+            out = encoder.trunk(pixels).detach().to(dtype)
             if out.shape[1:] != (tokens, width):
                 raise ValueError(
                     f"the trunk gives tokens {tuple(out.shape[1:])}, not {(tokens, width)}: "
@@ -359,17 +326,10 @@ def _build(
                 )
             new = out.cpu().numpy()
             with naming_full_disks(path, (images - done) * image_bytes):
-                _write_at(file, done * image_bytes, new.tobytes())
+                write_at(file, done * image_bytes, new.tobytes())
                 if sums is not None:
                     found = np.array([zlib.crc32(view) for view in new], _CHECKSUM)
-                    _write_at(sums, done * (views + 1) * _CHECKSUM.itemsize, found.tobytes())
+                    write_at(sums, done * (views + 1) * _CHECKSUM.itemsize, found.tobytes())
             done += len(batch)
-            _write_record(directory, made_of, done)
+            files.record(done)
             bar.update(len(batch))
-
-
-def _write_at(file: BinaryIO, place: int, content: bytes) -> None:
-    file.seek(place)
-    file.write(content)
-    file.flush()
-    os.fsync(file.fileno())

@@ -22,7 +22,7 @@ from eagc_ops import EAGC, Subspace
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import Config, ConfigError, Sizes
 from eagc_ops.training.data import GCDData, open_data
-from eagc_ops.training.data.batches import batches
+from eagc_ops.training.data.batches import AutomaticPixels, batches
 from eagc_ops.training.data.loaders import seeded
 from eagc_ops.training.engine.checkpoint import CheckpointError, check_if_ours, load_checkpoint
 from eagc_ops.training.engine.facts import RunFacts
@@ -31,7 +31,7 @@ from eagc_ops.training.engine.starting_point import StartingPoint, read_starting
 from eagc_ops.training.engine.store import reference_key, stored, subspace_key
 from eagc_ops.training.methods import METHODS, Problem
 from eagc_ops.training.methods.alignment import ALIGNMENTS
-from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.models.backbones import load_backbone, weight_file
 from eagc_ops.training.models.features import StudentFeatures
 from eagc_ops.training.models.reference_model import known_subspace, train_reference
 from eagc_ops.training.models.student import Student
@@ -45,6 +45,8 @@ _BACKBONE, _HEADS, _REFERENCE = 1, 2, 3
 class Experiment:
     """Data, student, batches and features of a configuration.
 
+    `automatic`: the place of the pixel cache if its setting is "auto"; None: no automatic cache.
+
     Attributes:
         config: the settings.
         accelerator, device: Accelerate's object, and the device it chose.
@@ -57,7 +59,7 @@ class Experiment:
         reference_cross_entropy: mean of the reference model's last epoch; None until `prepare` has one.
     """
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, automatic: AutomaticPixels | None = None) -> None:
         self.config = config
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -81,6 +83,7 @@ class Experiment:
             ),
             data.channels,
         )
+        weights = weight_file(config.backbone, config.weights)
         problem = _problem(config, data, encoder.vit)
         with seeded(config.seed, -1, _HEADS):
             method = METHODS[config.method](config, problem)
@@ -93,11 +96,13 @@ class Experiment:
             rank=accelerator.process_index,
             world=accelerator.num_processes,
             main=self.main,
+            automatic=automatic,
         )
         self.features = StudentFeatures(self.student, self.batches)
         self.facts = RunFacts(
             split_hash=data.split_hash,
             trunk=encoder.trunk_fingerprint(),
+            weights=weights and weights.record(),
             inputs=self.batches.identity,
             **problem._asdict(),
             labelled=len(data.labelled),
@@ -224,7 +229,7 @@ def encoder_of(config: Config, sizes: Sizes, channels: int) -> AnchoredEncoder:
 
     `sizes` are those of the data, with the pixels of the input.
     """
-    if config.weights is not None:
+    if config.weights not in ("pretrained", "random"):
         check_if_ours(Path(config.weights))
     with seeded(config.seed, -1, _BACKBONE):
         vit = load_backbone(config.backbone, config.weights, image_size=sizes.pixels, channels=channels)

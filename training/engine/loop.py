@@ -213,10 +213,8 @@ class Loop:
         """The batch on the device, in `accumulation` parts."""
         size = len(batch.label) // self.config.accumulation
         for start in range(0, len(batch.label), size):
-            part = slice(start, start + size)
-            views = [view[part] for view in batch.views]
             yield rows_of(
-                Batch(views, batch.label[part], batch.uq_idx[part], batch.mask[part]),
+                batch.select(slice(start, start + size)),
                 self.experiment.device,
                 epoch=self.epoch,
                 position=self.position,

@@ -14,8 +14,10 @@ from typing import Any
 
 from eagc_ops.places import PlaceError, readable_file, writable_folder
 from eagc_ops.training.config import SPECS, Config, ConfigError
+from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.config.places import check_root, check_split_file
 from eagc_ops.training.engine.run_folder import RunFolder, is_unused
+from eagc_ops.training.models.hub import check_published
 
 __all__ = ["changed", "check_begun", "check_new_folder", "check_run", "starting_checkpoint"]
 
@@ -40,14 +42,19 @@ def check_run(config: Config, output: Path | None = None) -> None:
             Path(config.skip_unreadable).expanduser(),
             "name a list that `eagc data verify --skip-unreadable FILE` wrote",
         )
-    if config.weights is not None:
+    if config.weights not in ("pretrained", "random"):
         _check_weights(Path(config.weights))
+    if config.pixel_cache not in ("auto", "off"):
+        writable_folder("pixel_cache", Path(config.pixel_cache))
     if config.trunk_cache is not None:
         writable_folder("trunk_cache", Path(config.trunk_cache))
     if config.needs_start is not None and output is not None:
         starting_checkpoint(config)
     if output is not None:
         check_new_folder(output)
+    # Last, as it may ask the hub. timm knows where the weights of other backbones are.
+    if config.weights == "pretrained" and config.backbone in BACKBONES:
+        check_published(config.backbone)
 
 
 def check_new_folder(output: Path) -> None:
@@ -119,7 +126,7 @@ def check_begun(folder: RunFolder, settings: dict[str, Any]) -> dict[str, Any]:
 
 def _check_weights(file: Path) -> None:
     """Check that a weight file is whole, by the header of a .safetensors and the directory of a .pth."""
-    readable_file("weights", file, "name a .pth or .safetensors file")
+    readable_file("weights", file, "name a .pth or .safetensors file, pretrained or random")
     if file.suffix == ".safetensors":
         try:
             _header(file)

@@ -1,26 +1,66 @@
 """Backbones: DINO ViT-B/16, DINOv2 ViT-B/14 with registers, any timm ViT by name, and a small ViT.
 
-Weights come from a local file and are loaded strictly: all names and all shapes must agree.
+Weights come from a file, the user's own or timm's in the cache of the Hugging Face hub, and are loaded
+strictly: all names and all shapes must agree.
 """
 
 from __future__ import annotations
 
 import argparse
 import difflib
+import hashlib
 import pickle
-import warnings
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
+from typing import NamedTuple
 
 import timm
 import torch
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor
 
-from eagc_ops.training.config.backbones import BACKBONES, image_size_error
+from eagc_ops.training.config.backbones import BACKBONES, image_size_error, is_published
+from eagc_ops.training.models.hub import FILE, published_file
 
-__all__ = ["load_backbone"]
+__all__ = ["WeightFile", "load_backbone", "weight_file"]
+
+
+class WeightFile(NamedTuple):
+    """A file of weights, and where it came from."""
+
+    path: Path
+    repository: str | None = None  # of the hub, for published weights
+    revision: str | None = None  # of the repository
+
+    def record(self) -> dict[str, str]:
+        """What a run keeps of it, JSON-ready: its name and the sha256 of its content."""
+        digest = hashlib.sha256()
+        with self.path.open("rb") as file:
+            while part := file.read(1 << 24):
+                digest.update(part)
+        origin = {"repository": self.repository, "revision": self.revision}
+        return {
+            **{key: value for key, value in origin.items() if value is not None},
+            "file": self.path.name,
+            "sha256": digest.hexdigest(),
+        }
+
+
+def weight_file(name: str, weights: str | Path) -> WeightFile | None:
+    """The file of `weights` ("pretrained", "random" or a file) for a backbone; None: random weights.
+
+    Published weights that the hub's cache does not have are fetched.
+    """
+    if weights == "random":
+        return None
+    if weights != "pretrained":
+        return WeightFile(Path(weights))
+    if not is_published(name):
+        raise ValueError(f"weights='pretrained': no weights of {name} are published; name a file")
+    repository, file = _published(name)
+    path = published_file(name, repository, file)
+    return WeightFile(path, repository, path.parent.name)  # .../snapshots/<revision>/<file>
 
 
 def load_backbone(
@@ -30,9 +70,10 @@ def load_backbone(
 
     Args:
         name: "dino_vitb16", "dinov2_vitb14_reg4", "vit_digits" or the timm name of a ViT with a class token.
-        weights: .pth (the authors' files, flat or with a wrapped teacher, or timm's) or .safetensors; pickled
-            code is never executed. Position embeddings are resized to `image_size` as timm does. None: random
-            weights.
+        weights: "pretrained" (timm's own, from the hub or its cache), "random", or a file: .pth (the authors'
+            files, flat or with a wrapped teacher, or timm's) or .safetensors; pickled code is never executed.
+            Position embeddings are resized to `image_size` as timm does. None: pretrained if weights are
+            published, which those of "vit_digits" are not; otherwise random.
         image_size: side of the square input, in pixels.
         channels: channels of the input.
 
@@ -41,13 +82,10 @@ def load_backbone(
         torch.Size([2, 96])
     """
     vit = _build(name, image_size, channels)
-    if weights is not None:
-        _load(vit, Path(weights), name)
-    elif name in BACKBONES and BACKBONES[name].file:
-        warnings.warn(
-            f"{name} has random weights: pass weights= with the published file {BACKBONES[name].file}",
-            stacklevel=2,
-        )
+    if weights is None:
+        weights = "pretrained" if is_published(name) else "random"
+    if (file := weight_file(name, weights)) is not None:
+        _load(vit, file.path, name)
     return vit
 
 
@@ -67,7 +105,7 @@ def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
         vit = timm.create_model(
             timm_name, num_classes=0, global_pool="token", img_size=image_size, in_chans=channels
         )
-    except (TypeError, AssertionError) as error:  # raised by timm for arguments that a model does not take
+    except (TypeError, AssertionError, RuntimeError) as error:  # of timm: a wrong tag, or arguments not taken
         raise ValueError(
             f"backbone {name!r} cannot be built as a ViT with a class token for {image_size} pixels: {error}"
         ) from error
@@ -75,6 +113,19 @@ def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
         raise ValueError(f"backbone {name!r} is a {type(vit).__name__}; a timm VisionTransformer is needed")
     _check_size(name, image_size, vit.patch_embed.patch_size[0])
     return vit
+
+
+def _published(name: str) -> tuple[str, str]:
+    """The repository and the file of a backbone's weights on the hub, as timm names them."""
+    timm_name = BACKBONES[name].timm_name if name in BACKBONES else name
+    tagged = timm.list_pretrained(f"{timm_name.partition('.')[0]}.*")
+    published = timm.get_pretrained_cfg(timm_name) if timm_name in tagged or "." not in timm_name else None
+    if published is None or not published.hf_hub_id:
+        raise ValueError(
+            f"weights='pretrained': timm has no weights of {name} on the hub; name a file"
+            + (f", or choose one of {', '.join(tagged[:6])}" if tagged else "")
+        )
+    return published.hf_hub_id, published.hf_hub_filename or FILE
 
 
 def _check_size(name: str, image_size: int, multiple: int) -> None:

@@ -58,8 +58,8 @@ def train_reference(
             group["lr"] = cosine(epoch, epochs, config.reference_lr, 1e-3 * config.reference_lr)
         losses = []
         for batch in loader.epoch(epoch):
-            z = encoder.student(encoder.trunk(torch.cat(batch.views).to(device, non_blocking=True)))
-            label = batch.label.repeat(len(batch.views)).to(device, non_blocking=True)
+            z = encoder.student(encoder.trunk(torch.cat(batch.views_on(device))))
+            label = batch.label.repeat(len(batch.stored)).to(device, non_blocking=True)
             loss = F.cross_entropy(head(z) / TEMPERATURE, label)
             optimizer.zero_grad()
             loss.backward()
@@ -87,9 +87,7 @@ def known_subspace(encoder: AnchoredEncoder, batches: Iterable[Batch], config: C
     The features are fp32 and not centred; the encoder must have its reference tail.
     """
     device = next(encoder.parameters()).device
-    features = (
-        encoder.anchor(encoder.trunk(batch.views[0].to(device, non_blocking=True))) for batch in batches
-    )
+    features = (encoder.anchor(encoder.trunk(batch.views_on(device)[0])) for batch in batches)
     if config.subspace == "pca":
         return Subspace.pca(features, config.pca_k)
     return Subspace.conceptor(features, config.aperture)

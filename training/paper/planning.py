@@ -10,7 +10,6 @@ from typing import Any
 
 from eagc_ops.places import writable_folder
 from eagc_ops.training.config import SPECS, Config, ConfigError, Diagnosis, resolve
-from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.config.places import PUBLISHED_WHERE
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.engine.run_folder import RunFolder
@@ -80,15 +79,16 @@ def check_order(order: Order) -> None:
     runs = order.runs()
     writable_folder("output", order.output)
     _check_needs(order.dataset, runs[0].config)
+    made_later = "random" if order.dataset in MINIATURES else "pretrained"
     for run in runs:
-        check_run(run.config.replace(weights=order.places.get("weights"), trunk_cache=None))
+        check_run(run.config.replace(weights=order.places.get("weights", made_later), trunk_cache=None))
 
 
 def plan_text(order: Order) -> str:
     """The rows with their recipes, how many runs are finished, and the cost of the others."""
     planned = order.runs()
     runs = list({run.folder: run for run in planned}.values())  # rows may share runs
-    epochs = {run.folder: _epochs_done(run.folder) for run in runs}
+    epochs = {run.folder: epochs_done(run.folder) for run in runs}
     finished = sum(done is None for done in epochs.values())
     begun = sum(map(bool, epochs.values()))
     title = SPECS[order.dataset].title
@@ -123,9 +123,6 @@ def _check_needs(dataset: str, config: Config) -> None:
         needs.append(f"--split-file ({spec.split_file}, {PUBLISHED_WHERE})")
     if dataset == "folder" and config.split_file is None:
         needs.append("--split-file (a .json or .yaml that names the known classes)")
-    if config.weights is None:
-        place = f"published in the GitHub repository {BACKBONES[config.backbone].publisher}"
-        needs.append(f"--weights ({BACKBONES[config.backbone].file}, {place})")
     if needs:
         raise ConfigError(
             f"{spec.title} with {config.backbone} needs {', '.join(needs)}; --dry-run shows the plan without "
@@ -141,7 +138,7 @@ def _recipe_text(order: Order, run: PlannedRun) -> str:
     return ", ".join([recipe.method, f"preset {recipe.preset}", *changes])
 
 
-def _epochs_done(folder: Path) -> int | None:
+def epochs_done(folder: Path) -> int | None:
     """The number of epochs that a run has finished; None if the run is complete."""
     if (folder / "result.json").exists():
         return None
@@ -155,17 +152,20 @@ def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
 
     `left` has the configuration of each unfinished run, and its steps.
     """
-    dataset, home = order.dataset, order.output
+    dataset, home, finished = order.dataset, order.output, order.output / "runs"
     if not SPECS[dataset].train:
         epochs = sum(config.epochs for config, _ in left)
         return [f"  left: {epochs:,} epochs; steps follow from the folder's number of images"]
     lines = [f"  left: {sum(steps for _, steps in left):,} optimizer steps in {len(left)} runs"]
     methods = dict.fromkeys(config.method for config, _ in left)
-    measured = {method: _seconds_per_step(home, dataset, method) for method in methods}
+    measured = {
+        method: seconds_per_step(file.parent for file in finished.glob(f"{dataset}-{method}-*/result.json"))
+        for method in methods
+    }
     here = [steps * measured[config.method] for config, steps in left if measured[config.method]]
     if here:
         source = f"from the steps of finished runs in {home}"
-        lines.append(f"  ESTIMATE {_duration(here)} for {len(here)} runs, one at a time, {source}")
+        lines.append(f"  ESTIMATE {duration(here)} for {len(here)} runs, one at a time, {source}")
     paper = [
         steps * A100_EPOCH[dataset, config.eagc] / steps_per_epoch(config)
         for config, steps in left
@@ -174,7 +174,7 @@ def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
     if paper:
         source = "from the paper's epochs on one A100"
         lines.append(
-            f"  ESTIMATE {_duration(paper)} for the {len(paper)} runs of SimGCD, one at a time, {source}"
+            f"  ESTIMATE {duration(paper)} for the {len(paper)} runs of SimGCD, one at a time, {source}"
         )
     if rest := len(left) - len(here) - len(paper):
         reason = f"no run of their method is finished in {home}, and the paper gives no time"
@@ -184,14 +184,15 @@ def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
     return lines
 
 
-def _seconds_per_step(home: Path, dataset: str, method: str) -> float | None:
-    folders = [file.parent for file in (home / "runs").glob(f"{dataset}-{method}-*/result.json")]
+def seconds_per_step(folders: Iterable[Path]) -> float | None:
+    """Median over the epochs of these runs; None if they have none."""
     metrics = (line for folder in folders for line in RunFolder.open(folder).metrics())
     seconds = [line["seconds"] / line["steps"] for line in metrics if line["kind"] == "epoch"]
     return statistics.median(seconds) if seconds else None
 
 
-def _duration(seconds: Iterable[float]) -> str:
+def duration(seconds: Iterable[float]) -> str:
+    """The sum of some seconds, for people."""
     total = sum(seconds)
     if total < 120:
         return f"{total:.0f} s"

@@ -6,7 +6,8 @@
 4. `figures`         figures from the logs of runs: curves, energies, losses
 5. `weights`         values from the weights of runs on their data: energies, spectrum, features, attention
 6. `weight_figures`  figures of these values
-7. `page`            everything in one HTML page, from the templates in `templates/`
+7. `probe`           a probe of labelled features, as text and as a part of the page
+8. `page`            everything in one HTML page, from the templates in `templates/`
 
 `discovered` stands alone: the page about images that nobody had labelled, from the files of `eagc discover`.
 """

@@ -29,6 +29,7 @@ from eagc_ops.training.report.measures import (
     plus_minus,
     scores_starts,
 )
+from eagc_ops.training.report.probe import probe_of, probe_values
 from eagc_ops.training.report.runs import RunGroup, RunRecord, by_problem, grouped, read_run, recipe
 from eagc_ops.training.report.weight_figures import weight_figures
 from eagc_ops.training.report.weights import look_at_weights
@@ -109,6 +110,7 @@ def _section(
         weight_notes = seen.notes
         for note in weight_notes:
             warnings.warn(note, stacklevel=2)
+    probe = probe_of(run.path for run in runs)
     return {
         "title": SPECS[runs[0].config.dataset].title,
         "problem": _problem(runs[0].facts),
@@ -116,6 +118,7 @@ def _section(
         "results": _results(groups).html(),
         "result_notes": _result_notes(groups),
         "warnings": _warnings(runs),
+        "probe": probe and probe_values(probe),
         "pictures": pictures,
         "weight_notes": weight_notes,
         "first_group": groups[0].name,

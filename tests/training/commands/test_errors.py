@@ -12,7 +12,7 @@ from eagc_ops.training.methods import METHODS
 @pytest.mark.parametrize(
     "command",
     [
-        *("train", "evaluate", "report", "data", "demo", "table", "estimate-k"),
+        *("train", "evaluate", "report", "data", "demo", "table", "estimate-k", "probe"),
         *("discover", "predict", "export"),
     ],
 )
@@ -105,13 +105,13 @@ def test_a_bug_is_not_hidden_and_a_diverged_run_is_code_1(capsys, monkeypatch, t
 
     monkeypatch.setattr(runs, "train", buggy)
     with pytest.raises(ValueError, match="not written for a user"):
-        main(["train", "--weights", "none"])
+        main(["train", "--weights", "random"])
 
     def diverged(*_):
         raise FloatingPointError("the loss is nan")
 
     monkeypatch.setattr(runs, "train", diverged)
-    code, _, err = call(capsys, "train", "--weights", "none")
+    code, _, err = call(capsys, "train", "--weights", "random")
     assert (code, err) == (1, "eagc train: the loss is nan\n")
 
 

@@ -154,12 +154,8 @@ NEEDS = {
         "cub_osr_splits.pkl, published in the GitHub repository sgvaze/generalized-category-discovery",
     ),
     "its weights": (
-        ["main", "--dataset", "cub"],
-        "dino_vitbase16_pretrain.pth, published in the GitHub repository facebookresearch/dino)",
-    ),
-    "dinov2": (
-        ["dinov2", "--dataset", "scars", "--root", "r", "--split-file", "s"],
-        "--weights (dinov2_vitb14_reg4_pretrain.pth",
+        ["main", "--dataset", "cifar100", "--root", "."],
+        "--weights pretrained: those of dino_vitb16 are not in the hub's cache",
     ),
     "dinov2 on digits": (["dinov2", "--dataset", "digits"], "dinov2_vitb14_reg4 needs photographs"),
     "herbarium": (

@@ -157,6 +157,7 @@ def test_settings_of_the_machine():
         "weights",
         "device",
         "workers",
+        "pixel_cache",
         "trunk_cache",
         "log_every",
     }

@@ -72,11 +72,28 @@ def test_pixels_of_every_mode(tmp_path):
     deep = grey.astype(np.uint16) * 256 + 77
     assert np.array_equal(read(Image.fromarray(deep)), np.repeat(grey[:, :, None], 3, 2))
     assert np.array_equal(read(Image.fromarray(deep), "TIFF"), np.repeat(grey[:, :, None], 3, 2))
+    assert np.array_equal(
+        read(Image.fromarray(deep.astype(">u2")), "TIFF"), np.repeat(grey[:, :, None], 3, 2)
+    )
+    for mode in ("1", "LA", "P", "RGBA"):  # transparency is dropped
+        image = picture(mode)
+        if "A" in mode:
+            image.putalpha(Image.linear_gradient("L").resize(image.size))
+        assert np.array_equal(read(image), np.asarray(image.convert("RGB"))), mode
     cmyk = picture("CMYK")
     assert np.array_equal(read(cmyk, "TIFF"), np.asarray(cmyk.convert("RGB")))
     for pixels in (deep.astype(np.int32), deep.astype(np.float32)):
         with pytest.raises(ImageError, match=r"32 bits per pixel .* have no fixed range; store 8 or 16"):
             read(Image.fromarray(pixels), "TIFF")
+
+
+def test_the_exif_orientation_is_ignored(tmp_path):
+    image, path = picture(size=(40, 30)), tmp_path / "turned.png"
+    exif = Image.Exif()
+    exif[0x0112] = 6  # "turn by 90 degrees to look at it"
+    image.save(path, exif=exif)
+    assert Image.open(path).getexif()[0x0112] == 6
+    assert np.array_equal(np.asarray(read_image(str(path))), np.asarray(image))
 
 
 def test_faults_are_named_with_their_reason_and_modes_are_counted(tmp_path):

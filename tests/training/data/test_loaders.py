@@ -46,7 +46,7 @@ def photos(tmp_path_factory):
 
 def equal(a, b):
     return len(a.views) == len(b.views) and all(
-        torch.equal(x, y) for x, y in zip([*a.views, *a[1:]], [*b.views, *b[1:]])
+        torch.equal(x, y) for x, y in zip([*a.views, *a[1:4]], [*b.views, *b[1:4]])
     )
 
 

@@ -7,7 +7,7 @@ from PIL import Image
 from torchvision import transforms as T
 
 from eagc_ops.training.data import open_data
-from eagc_ops.training.data.transforms import digits_transforms, protocol_transforms
+from eagc_ops.training.data.transforms import digits_transforms, protocol_transforms, split_transform
 
 MEAN, STD = np.array([0.485, 0.456, 0.406], np.float32), np.array([0.229, 0.224, 0.225], np.float32)
 
@@ -76,3 +76,36 @@ def test_digits_transforms_move_a_little_and_never_mirror():
     light = views - views.min()
     for half in (light[:, :, 8:], light[:, 8:, :]):  # a flip would carry the corner over
         assert (half.sum((1, 2)) < 0.2 * light.sum((1, 2))).all()
+
+
+def test_bytes_are_normalized_as_torchvision_does():
+    """Every byte in every channel, alone and in a batch."""
+    split = split_transform(protocol_transforms()[0])
+    pixels = torch.arange(256, dtype=torch.uint8).repeat(3, 2, 1)
+    expected = T.Compose(protocol_transforms()[0].transforms[-2:])(
+        Image.fromarray(pixels.permute(1, 2, 0).numpy())
+    )
+    assert torch.equal(split.normalization(pixels), expected)
+    assert torch.equal(split.normalization(pixels.expand(4, -1, -1, -1)), expected.expand(4, -1, -1, -1))
+    assert pixels[0, 0, 255] == 255  # not changed in place
+
+
+@pytest.mark.parametrize(
+    "steps",
+    [
+        [
+            T.Resize(36),
+            T.RandomCrop(32, padding=2),
+            T.RandomRotation(3),
+            T.ToTensor(),
+            T.Normalize(MEAN, STD),
+        ],
+        [T.RandomResizedCrop(32), T.ToTensor(), T.Normalize(MEAN, STD)],
+        [T.Resize(36), T.RandomCrop(32), T.ToTensor()],
+        [T.Resize(36), T.ToTensor(), T.Normalize(MEAN, STD), T.RandomCrop(32)],
+    ],
+    ids=["rotation", "random size", "not normalized", "crop last"],
+)
+def test_other_transforms_are_not_split(steps):
+    assert split_transform(T.Compose(steps)) is None
+    assert split_transform(lambda image: image) is None

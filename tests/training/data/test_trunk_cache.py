@@ -18,7 +18,6 @@ import torch
 from small_caches import first, make_data, make_encoder
 
 from eagc_ops.training.data import Draw, draw_key, train_loader
-from eagc_ops.training.data import trunk_cache as module
 from eagc_ops.training.data.trunk_cache import (
     CachedViews,
     PixelViews,
@@ -133,9 +132,7 @@ def test_disk_need_is_announced_and_right(tmp_path, encoder, data, capsys):
 
 
 def test_too_small_a_disk_is_refused_before_it_starts(tmp_path, encoder, data, monkeypatch):
-    monkeypatch.setattr(
-        module.shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6 - 100, 100)
-    )
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**6, 10**6 - 100, 100))
     with pytest.raises(OSError, match=r"needs 0\.001 GB"):
         trunk_cache(tmp_path, encoder, data, views=2, progress=False)
     assert not (tmp_path / "tokens.bin").exists()
@@ -153,7 +150,7 @@ def test_a_full_disk_leaves_a_cache_that_goes_on(tmp_path, cache, encoder, data,
         if len(calls) == 6:
             raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(module.os, "fsync", fsync)
+    monkeypatch.setattr(os, "fsync", fsync)
     with pytest.raises(OSError, match="No space"):
         trunk_cache(tmp_path, encoder, data, views=3, batch_size=8, progress=False)
     monkeypatch.undo()

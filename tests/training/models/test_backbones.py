@@ -233,11 +233,6 @@ def test_files_that_are_not_weights(small, tmp_path):
         load_backbone("dino_vitb16", save({}, tmp_path / "n.pth"))
 
 
-def test_random_weights_are_announced(small):
-    with pytest.warns(UserWarning, match=r"random weights.*dino_vitbase16_pretrain\.pth"):
-        load_backbone("dino_vitb16")
-
-
 def test_vit_digits(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -252,7 +247,7 @@ def test_vit_digits(tmp_path):
 
 
 def test_other_timm_names():
-    vit = load_backbone("vit_tiny_patch16_224", image_size=32, channels=1)
+    vit = load_backbone("vit_tiny_patch16_224", "random", image_size=32, channels=1)
     assert vit(torch.zeros(1, 1, 32, 32)).shape == (1, 192)
     with pytest.raises(ValueError, match="'dino_vitb61' is unknown; close names: dino_vitb16"):
         load_backbone("dino_vitb61")

@@ -48,6 +48,11 @@ COMMANDS = {
     "estimate-k": Command(
         "eagc_ops.training.commands.estimate_k", "train", "estimate the number of classes of a data set"
     ),
+    "pretrain": Command(
+        "eagc_ops.training.commands.pretrain",
+        "train",
+        "pretrain a small encoder on a data set, without labels or with those of other classes",
+    ),
     "selftest": Command(
         "eagc_ops.selftest_command",
         "",

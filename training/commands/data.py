@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import argparse
+
 from eagc_ops.console import Parser, command, path
-from eagc_ops.places import writable_file
+from eagc_ops.places import PlaceError, writable_file
 from eagc_ops.training.config import SPECS
 from eagc_ops.training.config.places import check_root, check_split_file
 
@@ -35,10 +37,19 @@ def main(argv: list[str]) -> int:
         help="write the training images that cannot be read to FILE (.json), with which `eagc train "
         "--skip-unreadable FILE` trains without them",
     )
+    line = "draw sample images: a row for each of the first classes"
+    show = commands.add_parser("show", help=line, description=line)
+    show.add_argument("--dataset", required=True, choices=tuple(SPECS), help="data set")
+    show.add_argument("--root", type=path, help="its folder, unless the images come with a package")
+    show.add_argument(
+        "-o", "--output", type=path, required=True, metavar="FILE", help="picture to write (.png)"
+    )
     arguments = parser.parse_args(argv)
     if arguments.command is None:
         parser.error(f"COMMAND is missing; choose one of {', '.join(commands.choices)}")
     check_root(arguments.dataset, arguments.root, "--root")
+    if arguments.command == "show":
+        return _show(arguments)
     if arguments.split_file is not None:  # without one, the images are checked all the same
         check_split_file(arguments.dataset, arguments.split_file, "--split-file")
 
@@ -64,3 +75,19 @@ def main(argv: list[str]) -> int:
             f"eagc train --skip-unreadable {file} trains without them"
         )
     return 0 if verification.ok else 1
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    output = arguments.output
+    if output.suffix != ".png":
+        raise PlaceError(f"--output {output} must end in .png")
+    writable_file("--output", output)
+
+    from eagc_ops.training.data import read_images
+    from eagc_ops.training.report.image_sheets import write_samples
+
+    images = read_images(arguments.dataset, arguments.root)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_samples(output, images)
+    print(f"samples: {output}")
+    return 0

@@ -17,10 +17,11 @@ class Backbone(NamedTuple):
     timm_name: str = ""  # "": built here
     file: str = ""  # the published weights
     publisher: str = ""  # GitHub repository of the weights
+    bundled: str = ""  # file of the weights that come with this package
 
 
 # Only reg4 of DINOv2 is listed: without registers, position embeddings are resized differently from one
-# implementation to the next. vit_digits has 4 x 4 patches at every size.
+# implementation to the next. vit_digits has 4 x 4 patches at every size, vit_glyphs a convolutional stem.
 BACKBONES = {
     "dino_vitb16": Backbone(
         12,
@@ -39,6 +40,7 @@ BACKBONES = {
         "facebookresearch/dinov2",
     ),
     "vit_digits": Backbone(4, 96, 4),
+    "vit_glyphs": Backbone(3, 192, 8, bundled="vit_glyphs.safetensors"),
 }
 
 

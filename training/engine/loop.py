@@ -136,7 +136,13 @@ class Loop:
         elif start is not None:
             self.student.load({**self.student.state(), **start.weights})
         self.model, *self.optimizers = experiment.accelerator.prepare(self.student, *self.optimizers)
-        folder.start_logs(self.epoch, self.position, self.step + 1)
+        board = self.config.tensorboard_every
+        folder.start_logs(
+            self.epoch,
+            self.position,
+            self.step + 1,
+            on_the_board=(lambda epoch: self._is_turn(epoch, board)) if board else None,
+        )
 
     # Steps --------------------------------------------------------------------------------------------------
 
@@ -252,7 +258,20 @@ class Loop:
     # After an epoch -----------------------------------------------------------------------------------------
 
     def _finish_epoch(self, bar: tqdm, timing: dict[str, float]) -> None:
-        """Evaluate, keep the best weights, save the checkpoint."""
+        """Evaluate and save the checkpoint, if it is their turn."""
+        epoch, config = self.epoch, self.config
+        predicted = self._evaluate(bar, timing) if self._is_turn(epoch, config.evaluate_every) else None
+        self._find_faults(predicted)
+        self.epoch, self.position = epoch + 1, 0
+        if self._is_turn(epoch, config.checkpoint_epochs):
+            self._save_checkpoint()
+
+    def _is_turn(self, epoch: int, every: int) -> bool:
+        """Whether what happens every so many epochs, and in the last one, happens in this one."""
+        return epoch == self.config.epochs - 1 or (epoch + 1) % every == 0
+
+    def _evaluate(self, bar: tqdm, timing: dict[str, float]) -> int:
+        """Evaluate, and keep the best weights. Returns the number of classes that are predicted."""
         scores, predicted, start = self.evaluate(self.experiment)
         bar.set_postfix_str(scores_text(scores, 1))
         self.last = {"epoch": self.epoch, **finite(dict(scores))}
@@ -262,20 +281,18 @@ class Loop:
             if self.best_start is None or start["all"] > self.best_start["all"]:
                 self.best_start = {"epoch": self.epoch, **finite(dict(start))}
         self.folder.log("epoch", self.step, line)
-        self._find_faults(predicted)
         if self.best is None or self.last["all"] > self.best["all"]:
             self.best = self.last
             if self.experiment.main:
                 state = {"identity": self.experiment.identity(), "last": self.last}
                 save_checkpoint(self.folder.best, self.student.state(), state)
-        self.epoch, self.position = self.epoch + 1, 0
-        self._save_checkpoint()
+        return predicted
 
     def _reported_start(self) -> dict[str, Any]:
         """Entry of result.json and of checkpoints; nothing in runs that do not report it."""
         return {} if self.best_start is None else {"best_start": self.best_start}
 
-    def _find_faults(self, predicted: int) -> None:
+    def _find_faults(self, predicted: int | None) -> None:
         """Warn about a run that is of little use.
 
         The number of classes is checked at the end; tau also after the first epoch, in time to stop the run.
@@ -283,7 +300,7 @@ class Loop:
         first, end = self.epoch == 0, self.epoch == self.config.epochs - 1
         classes = self.experiment.facts.classes
         self.faults = []
-        if end and predicted < classes:
+        if end and predicted is not None and predicted < classes:
             self.faults.append(
                 f"the run predicts {predicted} of {classes} classes: the others are empty, which limits New"
             )

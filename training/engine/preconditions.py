@@ -17,7 +17,7 @@ from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.config.places import check_root, check_split_file
 from eagc_ops.training.engine.run_folder import RunFolder, is_unused
 
-__all__ = ["changed", "check_new_folder", "check_run", "starting_checkpoint"]
+__all__ = ["changed", "check_labels", "check_new_folder", "check_run", "starting_checkpoint"]
 
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 
@@ -58,6 +58,15 @@ def check_new_folder(output: Path) -> None:
             "different folder"
         )
     writable_folder("output", output)
+
+
+def check_labels(dataset: str, labels: bool, what: str = "labels") -> None:
+    """Refuse a pretraining with the labels that GCD is to discover; `what` is the word for the setting."""
+    if labels and dataset not in ("glyphs", "folder"):
+        raise ConfigError(
+            f"{what}: those of {dataset} are what a run must discover; pretrain without them, or on a "
+            "folder of other classes (dataset='folder')"
+        )
 
 
 def starting_checkpoint(config: Config) -> Path:

@@ -39,6 +39,7 @@ class Order:
     preset: str = "release"  # of the rows with EAGC
     seeds: int = 3  # the seeds are 0 to seeds - 1
     trunk_cache: bool = False
+    null: bool = False  # with null runs
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of every run: epochs
     places: Mapping[str, Any] = field(default_factory=dict)  # settings of the machine: root, weights, ...
 
@@ -54,8 +55,9 @@ class Order:
     def runs(self) -> list[PlannedRun]:
         machine, miniature = dict(self.places), MINIATURES.get(self.dataset)
         if miniature:
-            weights = str(self.output / f"{self.dataset}.safetensors")
-            machine = {"weights": weights, **miniature.machine, **machine}
+            machine = {**miniature.machine, **machine}
+        if miniature and not BACKBONES[miniature.backbone].bundled:
+            machine = {"weights": str(self.output / f"{self.dataset}.safetensors"), **machine}
         if miniature or self.trunk_cache:
             machine["trunk_cache"] = str(self.output / "trunk" / self.dataset)
         if self.table.steps:
@@ -69,6 +71,7 @@ class Order:
             seeds=range(self.seeds),
             settings=self.settings,
             machine=machine,
+            null=self.null,
         )
 
 
@@ -112,8 +115,8 @@ def _check_needs(dataset: str, config: Config) -> None:
     spec, miniature = SPECS[dataset], MINIATURES.get(dataset)
     if miniature and config.backbone != miniature.backbone:
         raise ConfigError(
-            f"{config.backbone} needs photographs, but {dataset} are drawings of 8 x 8 pixels: choose a "
-            "different --dataset"
+            f"{config.backbone} needs photographs, but {dataset} are small drawings: choose a different "
+            "--dataset"
         )
     needs = []
     if not miniature and config.root is None:
@@ -123,7 +126,7 @@ def _check_needs(dataset: str, config: Config) -> None:
         needs.append(f"--split-file ({spec.split_file}, {PUBLISHED_WHERE})")
     if dataset == "folder" and config.split_file is None:
         needs.append("--split-file (a .json or .yaml that names the known classes)")
-    if config.weights is None:
+    if config.weights is None and not BACKBONES[config.backbone].bundled:
         place = f"published in the GitHub repository {BACKBONES[config.backbone].publisher}"
         needs.append(f"--weights ({BACKBONES[config.backbone].file}, {place})")
     if needs:
@@ -147,7 +150,8 @@ def _epochs_done(folder: Path) -> int | None:
         return None
     if not (folder / "run.json").exists():
         return 0
-    return sum(line["kind"] == "epoch" for line in RunFolder.open(folder).metrics())
+    epochs = [line["epoch"] + 1 for line in RunFolder.open(folder).metrics() if line["kind"] == "epoch"]
+    return max(epochs, default=0)  # not every epoch is evaluated
 
 
 def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:

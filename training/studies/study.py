@@ -218,8 +218,8 @@ def begin_study(study: Study) -> None:
 def study_plan(study: Study) -> str:
     """The runs of every regime and recipe, how many are finished, and the time of the others.
 
-    A time is that of steps of finished runs of the same regime and recipe, or, if it has none, of all finished
-    runs.
+    A time is that of steps of finished runs of the same regime and recipe, or, if it has none, of all
+    finished runs.
     """
     runs = study.runs()
     left = {run.folder: epochs_done(run.folder) for run in runs}

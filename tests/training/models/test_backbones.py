@@ -59,8 +59,11 @@ def small(monkeypatch):
             "init_values": 1e-5,
         },
     }
-    build = lambda name, size, channels: VisionTransformer(size, in_chans=channels, **sizes, **kinds[name])  # noqa: E731
-    monkeypatch.setattr(backbones, "_build", build)
+
+    def build(name, *, image_size, channels):
+        return VisionTransformer(image_size, in_chans=channels, **sizes, **kinds[name])
+
+    monkeypatch.setattr(backbones, "random_backbone", build)
 
 
 DINO = {"dim": 24, "depth": 2}

@@ -112,7 +112,7 @@ def _modelled_panel(axis: Axes, name: str, rows: Rows) -> None:
             point = (r["flop_per_byte"], r["gflop_per_s"])
             axis.annotate(f"{r['rows']} rows", point, ha=side, fontsize=7, **shift)
     if rows:
-        axis.legend(fontsize=6, loc="lower right")
+        axis.legend(fontsize=6, loc="upper left")  # above the roof, where no point can be
 
 
 def _roof(axis: Axes, flops: float, bandwidth: float, **style: Any) -> None:

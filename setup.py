@@ -54,6 +54,7 @@ PYTEST = "pytest>=8.0"  # pythonpath, importlib import mode without __init__ fil
 PYTEST_BENCHMARK = "pytest-benchmark>=4.0"  # works with pytest 8
 PYTEST_COV = "pytest-cov>=5.0"  # coverage over the processes of pytest-xdist
 PYTEST_XDIST = "pytest-xdist>=3.5"  # the suite on two cores
+SELENIUM = "selenium>=4.20"  # drives the installed Chromium in the tests of pages; the driver's path is given
 RUFF = "ruff>=0.17"  # formats Markdown code blocks too; the format of the tested version is the one checked
 MYPY = "mypy>=2.0"  # the checker's verdict changes between releases
 CODESPELL = "codespell>=2.3"  # settings from pyproject.toml
@@ -79,7 +80,7 @@ TRAIN = [
 ]
 EXAMPLES = [TIMM, ACCELERATE, LIGHTNING]
 BENCH = [*TRAIN, PYTEST, PYTEST_BENCHMARK]  # the overhead table trains
-TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, PYTEST_COV, PYTEST_XDIST]
+TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, PYTEST_COV, PYTEST_XDIST, SELENIUM]
 DOCS = [MKDOCS, MKDOCS_MATERIAL, MKDOCSTRINGS]
 DEV = [RUFF, MYPY, CODESPELL, PRE_COMMIT]
 EXTRAS = {"train": TRAIN, "bench": BENCH, "test": TEST, "docs": DOCS, "examples": EXAMPLES, "dev": DEV}
@@ -98,6 +99,8 @@ setup(
     package_data={
         "eagc_ops": ["py.typed"],
         "eagc_ops.kernels.ptx": ["machine/*"],
+        "eagc_ops.training.data": ["glyphs.txt"],
+        "eagc_ops.training.models": ["vit_glyphs.*"],
         "eagc_ops.training.report": ["templates/*.j2"],
         "eagc_ops.training.paper": ["templates/*.j2"],
     },

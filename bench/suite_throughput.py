@@ -9,7 +9,8 @@ import torch
 
 from eagc_ops.bench.inputs import error, make_workload
 from eagc_ops.bench.measure import clock
-from eagc_ops.bench.throughput import DTYPES, contenders, shapes
+from eagc_ops.bench.throughput import contenders, shapes
+from eagc_ops.kernels import DTYPES
 
 DEVICE = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 

@@ -17,9 +17,8 @@ from eagc_ops.bench.hooks import HookCoordinator
 from eagc_ops.bench.inputs import MOMENTUM, SETTINGS, Error, Workload, coordinated, error, make_workload
 from eagc_ops.bench.measure import Timing, clock, interleave, ratio, rounds_within
 from eagc_ops.bench.work import count, nominal_work
-from eagc_ops.kernels import Execution, Inputs
+from eagc_ops.kernels import DTYPES, Execution, Inputs
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 HOOKS = "released hooks"
 COMPILED = "torch.compile of plain torch"
 

@@ -29,6 +29,21 @@ COMMANDS = {
     "evaluate": Command(
         "eagc_ops.training.commands.evaluate", "train", "compute All / Old / New from a run's weights"
     ),
+    "discover": Command(
+        "eagc_ops.training.commands.discover",
+        "train",
+        "discover the categories in your own images, given labelled images of some of them",
+    ),
+    "predict": Command(
+        "eagc_ops.training.commands.predict",
+        "train",
+        "find the categories of other images with a trained run",
+    ),
+    "export": Command(
+        "eagc_ops.training.commands.export",
+        "train",
+        "write the network of a run to a file that torch alone can load",
+    ),
     "report": Command(
         "eagc_ops.training.commands.report",
         "train",
@@ -49,6 +64,21 @@ COMMANDS = {
     ),
     "estimate-k": Command(
         "eagc_ops.training.commands.estimate_k", "train", "estimate the number of classes of a data set"
+    ),
+    "probe": Command(
+        "eagc_ops.training.commands.probe",
+        "train",
+        "say before a run, from labelled images alone, whether EAGC can act on a data set",
+    ),
+    "study": Command(
+        "eagc_ops.training.commands.study",
+        "train",
+        "train with and without EAGC for more and fewer known classes, and write what that shows",
+    ),
+    "pretrain": Command(
+        "eagc_ops.training.commands.pretrain",
+        "train",
+        "pretrain a small encoder on a data set, without labels or with those of other classes",
     ),
     "selftest": Command(
         "eagc_ops.selftest_command",

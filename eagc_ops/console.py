@@ -101,7 +101,7 @@ def path(text: str) -> Path:
 def whole_number(
     least: int = 1, most: int = 10**9, multiple_of: int = 1, why: str = ""
 ) -> Callable[[str], int]:
-    """The `type` of an option that takes a whole number; `why` explains the limit in the error.
+    """The `type` of an option that takes a whole number; `why` explains the lower limit in the error.
 
     >>> whole_number(least=1)("3")
     3
@@ -117,7 +117,7 @@ def whole_number(
         except ValueError:  # no number, or one of thousands of digits
             value = least - 1
         if value > most:
-            raise argparse.ArgumentTypeError(f"must be <= {most:,}, got {text}{why and f' ({why})'}")
+            raise argparse.ArgumentTypeError(f"must be <= {most:,}, got {text}")
         if value < least or value % multiple_of:
             raise argparse.ArgumentTypeError(f"must be {wanted}, got {text}{why and f' ({why})'}")
         return value

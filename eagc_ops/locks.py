@@ -55,6 +55,13 @@ def lock(file: Path, what: object, *, wait: bool = False) -> Iterator[None]:
                 folder.rmdir()
 
 
+def tidy(file: Path) -> None:
+    """Remove the lock `file` if its holder was killed; nothing needs that, but it looks like work to do."""
+    if file.exists():
+        with contextlib.suppress(InUseError, OSError), lock(file, file):
+            pass
+
+
 def _take(file: Path, what: object, wait: bool) -> int | None:
     """The descriptor of the locked file; None if the holder before removed the file meanwhile."""
     try:

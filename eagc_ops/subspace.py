@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from numbers import Integral, Real
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -12,8 +13,7 @@ from torch import Tensor
 from eagc_ops.kernels import formulas
 
 APERTURE = 2.0  # the paper's value for every dataset
-ROWS_AT_ONCE = 1024  # bounds the widened copy of the features, which should stay in the cache of a core
-TRIANGLE = 128  # from this size down, a triangle of a Gram matrix costs as much as the square
+ROWS_AT_ONCE = 4096  # bounds the widened copy of the features
 
 
 class Subspace:
@@ -84,7 +84,7 @@ class Subspace:
         else:
             correlation, directions = _moments(features, dtype, process_group)
             matrix = solve_conceptor(correlation, aperture)
-            energy_ref = _mean_energy(matrix, directions)
+            energy_ref = (matrix * directions).sum()  # trace(S M)
         if dtype == torch.float32 and _outside(matrix.double()):
             raise ValueError(
                 f"dtype=torch.float32 does not resolve this conceptor (aperture={aperture}, features of this "
@@ -112,7 +112,7 @@ class Subspace:
         leading = torch.linalg.eigh(correlation).eigenvectors[:, -k:]
         with torch.autocast(leading.device.type, enabled=False):
             matrix = leading @ leading.T
-        return cls._fitted(matrix, _mean_energy(matrix, directions))
+        return cls._fitted(matrix, (matrix * directions).sum())
 
     @classmethod
     def _fitted(cls, matrix: Tensor, energy_ref: Tensor) -> Subspace:
@@ -205,31 +205,29 @@ def estimate_from_batch(z_ref: Tensor, mask: Tensor, aperture: float = APERTURE)
 def _moments(
     features: Tensor | Iterable[Tensor], dtype: torch.dtype, process_group: dist.ProcessGroup | None
 ) -> tuple[Tensor, Tensor]:
-    """The lower triangles of R = mean of z z^T in `dtype`, and of M = mean of z z^T / |z|^2, both (D, D).
+    """R = mean of z z^T, and M = mean of z z^T / |z|^2, both (D, D) in `dtype`.
 
     The mean energy ratio is trace(S M), so one pass over the features suffices. Ebar is an fp32 number, so M
-    is made of fp32 products, which take half the time; its sums over the batches are in `dtype`.
+    is made of fp32 products, which take half the time; its sums over blocks of rows are in `dtype`.
     """
     correlation: Tensor | None = None
     count = 0
     for batch in _batches(features):
         batch = batch.detach()
         if correlation is None:
-            shape = (batch.shape[1], batch.shape[1])
-            correlation, directions = torch.zeros((2, *shape), dtype=dtype, device=batch.device)
+            shape = (2, batch.shape[1], batch.shape[1])
+            correlation, directions = torch.zeros(shape, dtype=dtype, device=batch.device)
         elif len(correlation) != batch.shape[1]:
             raise ValueError(
                 f"features must have the same D in every batch, got a batch with D={batch.shape[1]} after "
                 f"one with D={len(correlation)}: pass features of one layer of one model"
             )
-        partial = torch.zeros(shape, device=batch.device)
         with torch.autocast(batch.device.type, enabled=False):
             for rows in batch.split(ROWS_AT_ONCE):
-                _add_gram(correlation, rows.to(dtype))
+                correlation += _gram(rows.to(dtype))
                 rows = rows.to(torch.promote_types(rows.dtype, torch.float32))
                 norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-                _add_gram(partial, (rows / norms.clamp_min(formulas.NORM_FLOOR**0.5)).to(torch.float32))
-        directions += partial
+                directions += _gram((rows / norms.clamp_min(formulas.NORM_FLOOR**0.5)).to(torch.float32))
         count += batch.shape[0]
     if correlation is None or (count == 0 and process_group is None):
         raise ValueError("features has no rows: pass the labelled features that the subspace is fitted to")
@@ -246,27 +244,17 @@ def _moments(
     return correlation.div_(total), directions.div_(total)
 
 
-def _add_gram(total: Tensor, rows: Tensor) -> None:
-    """Add rows^T rows (D, D) to `total`: its lower triangle, and a part of the upper one.
+def _gram(rows: Tensor) -> Tensor:
+    """rows^T rows (D, D).
 
-    Halving D until a block is TRIANGLE wide leaves out nearly half of the products, and keeps the others in
-    the few largest blocks possible.
+    It is symmetric, and on a CPU only one of its triangles is multiplied: NumPy sees that both factors are
+    one array and calls syrk of its BLAS, which torch does not offer.
     """
-    dim = rows.shape[1]
-    if dim <= TRIANGLE:
-        total.addmm_(rows.T, rows)
-        return
-    half = -(-dim // 64) * 32  # whole cache lines
-    left, right = rows[:, :half], rows[:, half:]
-    total[half:, :half].addmm_(right.T, left)
-    _add_gram(total[:half, :half], left)
-    _add_gram(total[half:, half:], right)
-
-
-def _mean_energy(matrix: Tensor, directions: Tensor) -> Tensor:
-    """trace(S M) from the lower triangle of M."""
-    lower = directions.tril()
-    return 2 * (matrix * lower).sum() - (matrix.diagonal() * lower.diagonal()).sum()
+    if rows.device.type != "cpu":
+        return rows.T @ rows
+    array = rows.numpy()
+    with np.errstate(all="ignore"):  # values that are not finite are refused later, on all ranks together
+        return torch.from_numpy(array.T @ array)
 
 
 _NON_FINITE = (

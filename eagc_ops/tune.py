@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
-import multiprocessing
 import os
 from collections.abc import Callable, Iterable
-from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -16,12 +14,11 @@ import torch
 from eagc_ops import selftest
 from eagc_ops.console import bar
 from eagc_ops.files import atomic_write
-from eagc_ops.kernels import Precision, formulas
+from eagc_ops.kernels import DTYPES, Precision, formulas
 
 if TYPE_CHECKING:
     from eagc_ops.kernels.tiles import Tile
 
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 Timer = Callable[[Callable[[], Any]], float]
 
 
@@ -121,8 +118,8 @@ def pass_the_gate(shape: Shape, arch: str, tiles: list[Tile]) -> list[Tile]:
         for kernel in aot.KERNELS
     ]
     # New processes, not forked ones: CUDA is in use in this one.
-    with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn")) as pool:
-        found = list(bar(pool.map(aot.compile_case, cases), "compiling", len(cases)))
+    compiled = aot.in_processes(cases, os.cpu_count() or 1, "spawn")
+    found = list(bar(compiled, "compiling", len(cases)))
     refused = {case.tile for case, resources in zip(cases, found) if resources.problems}
     return [tile for tile in tiles if tile not in refused]
 

@@ -43,7 +43,7 @@ def main(argv: list[str]) -> int:
         torch.zeros(1, device=device)
     except (RuntimeError, AssertionError) as error:
         parser.error(f"--device {arguments.device} cannot be used: {str(error).splitlines()[0]}")
-    if reason := kernels.why_not_triton(device, tune.DTYPES[arguments.dtype]):
+    if reason := kernels.why_not_triton(device, kernels.DTYPES[arguments.dtype]):
         parser.error(f"the Triton kernel cannot run here: {reason}")
     shape = tune.Shape(arguments.rows, arguments.dim, arguments.dtype, arguments.precision)
     print(f"tuning for {shape.rows} x {shape.dim} {shape.dtype} on {torch.cuda.get_device_name(device)}")

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import multiprocessing
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -24,7 +25,7 @@ from torch import Tensor
 from .assembly import Code, Loop, read
 from .launch import Launch, coordinate_launches, labelled_energy_launches, operand_dtype
 from .ptx import unknown_instructions
-from .records import Coordination, Inputs, Precision, Tau
+from .records import DTYPES, Coordination, Inputs, Precision, Tau
 from .tiles import SCAN_LIMIT, Tile, pick
 
 # The gate reads what Triton does not promise to keep: knobs, the form of a source, the words of reports. A
@@ -32,7 +33,6 @@ from .tiles import SCAN_LIMIT, Tile, pick
 LOWEST_TRITON, TESTED_TRITON = (3, 6), (3, 9)
 KERNELS = ("coordinate", "labelled_energy")  # and "compaction"
 TF32: tuple[Precision, ...] = ("tf32x3", "tf32")  # on NVIDIA's tensor cores only
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class UnsupportedTriton(ImportError):
@@ -174,8 +174,20 @@ def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resour
     """
     if _version() < LOWEST_TRITON:
         raise _unsupported("it is older")
-    with ProcessPoolExecutor(workers) as pool:
-        return list(zip(chosen, pool.map(compile_case, chosen)))
+    return list(zip(chosen, in_processes(chosen, workers)))
+
+
+def in_processes(chosen: list[Case], workers: int, start_method: str | None = None) -> Iterator[Resources]:
+    """`compile_case` of every case, in order. Ctrl-C does not wait for the compilations under way."""
+    with ProcessPoolExecutor(workers, multiprocessing.get_context(start_method)) as pool:
+        under_way = [pool.submit(compile_case, case) for case in chosen]
+        try:
+            for compiled in under_way:
+                yield compiled.result()
+        except BaseException:
+            for child in multiprocessing.active_children():
+                child.kill()
+            raise
 
 
 def compile_case(case: Case) -> Resources:

@@ -15,6 +15,8 @@ Anchor = Literal["mean", "sum"]
 Tau = Literal["energy", "uniform"]
 Implementation = Literal["auto", "triton", "torch", "fp64"]
 Precision = Literal["auto", "high", "tf32x3", "tf32"]
+# The dtypes of the Triton kernel, as options and tables name them.
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class Inputs(NamedTuple):

@@ -19,6 +19,8 @@ TRAINING = (
     "analysis",
     "runs",
     "report",
+    "discovery",
+    "prediction",
     "paper",
     "studies",
     "commands",

@@ -19,7 +19,7 @@ from accelerate.utils import broadcast
 from eagc_ops.training.analysis.accuracy import Accuracy, accuracy
 from eagc_ops.training.analysis.diagnosis import Diagnose
 from eagc_ops.training.analysis.estimate_k import estimate_k
-from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.data.batches import AutomaticPixels
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.jobs import Job
@@ -29,7 +29,7 @@ from eagc_ops.training.engine.ranks import attended
 from eagc_ops.training.engine.run_folder import RunFolder, writing
 from eagc_ops.training.models.features import pretrained_features
 
-__all__ = ["evaluate", "resume", "run_job", "train"]
+__all__ = ["evaluate", "resume", "run_job", "train", "trained"]
 
 
 def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -75,15 +75,29 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
 
     `changes` may only touch settings of the machine.
     """
+    return Accuracy(**_evaluation(trained(output, which, **changes)).scores)
+
+
+def trained(output: str | Path, which: str = "last", **changes: Any) -> Experiment:
+    """The experiment of a run with its "last" or "best" weights, in eval mode.
+
+    `changes` may only touch settings of the machine.
+    """
     folder = RunFolder.open(output)
     if which not in ("last", "best"):
         raise ConfigError(f"which must be one of last, best, got {which!r}")
+    if not SPECS[folder.config.dataset].truth:
+        raise ConfigError(
+            f"{output} is a discovery: nobody knows the truth of its images, so there is no accuracy to "
+            f"compute; see {Path(output) / 'categories.json'}"
+        )
     pixels = _pixels_beside(folder.path, build=False)  # one pass over the data does not pay for a cache
     experiment = Experiment(changed(folder.config, changes), pixels)
     folder.check(experiment.facts)
     tensors, _ = experiment.read_checkpoint(folder.last if which == "last" else folder.best)
     experiment.student.load(tensors)
-    return Accuracy(**_evaluation(experiment).scores)
+    experiment.student.eval()
+    return experiment
 
 
 def run_job(job: Job) -> dict[str, Any]:
@@ -106,10 +120,12 @@ def _fit(experiment: Experiment, folder: RunFolder, callbacks: Sequence[Callback
 def _evaluation(experiment: Experiment) -> Evaluation:
     """All / Old / New of the current student on the unlabelled set, and of the clusters of its epoch."""
     student, data = experiment.student, experiment.data
-    truth = data.unlabelled.labels
     student.eval()
     with torch.no_grad(), experiment.accelerator.autocast():
         predictions = student.method.predict(experiment.features).cpu()
+    if not data.truth:
+        return Evaluation(None, len(predictions.unique()))
+    truth = data.unlabelled.labels
     clusters = student.method.clusters_of_epoch(data.unlabelled.uq_idx)
     return Evaluation(
         accuracy(predictions, truth, data.known)._asdict(),

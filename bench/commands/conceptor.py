@@ -8,7 +8,7 @@ from eagc_ops.bench.commands.options import RESULTS_FILE, command_parser, device
 
 
 def parse(argv: list[str]) -> argparse.Namespace:
-    quick = "without D = 4096 and N = 20000"
+    quick = "without N = 20000, with three apertures"
     return command_parser("conceptor", __doc__, output=RESULTS_FILE, quick=quick).parse_args(argv)
 
 

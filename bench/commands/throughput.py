@@ -7,7 +7,7 @@ import argparse
 from eagc_ops.bench.commands.options import RESULTS_FILE, command_parser, device, seconds, settings
 from eagc_ops.console import whole_number
 
-DTYPES = ("fp32", "bf16", "fp16")  # keys of `throughput.DTYPES`, which needs torch
+DTYPES = ("fp32", "bf16", "fp16")  # keys of `kernels.DTYPES`, which needs torch
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -724,9 +724,7 @@ class _Decoder:
         kind = self.type(*BITS, *INTEGERS, *HALVES, *WIDE_FLOATS)
         self.require(len(self.parts) == 1)
         how = COMPARISONS.index(self.parts.pop())
-        if kind not in (*HALVES, *WIDE_FLOATS):
-            unsigned = {"lo": "lt", "ls": "le", "hi": "gt", "hs": "ge"}
-            self.require(COMPARISONS[how] not in unsigned and how < 6)
+        self.require(kind in (*HALVES, *WIDE_FLOATS) or how < 6)  # the others ask about NaN
         self.plain(3)
         self.operation("SETP", kind, mode=how)
         self.operands(0, BYTES[kind], BYTES[kind])

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import triton
 
+from eagc_ops import kernels
 from eagc_ops.bench import (
     commands,
     conceptor,
@@ -374,4 +375,4 @@ def test_a_missing_or_unknown_command_is_refused(argv, capsys):
 
 
 def test_the_dtypes_of_the_option_are_those_of_the_benchmark():
-    assert list(DTYPES) == list(throughput.DTYPES)
+    assert list(DTYPES) == list(kernels.DTYPES)

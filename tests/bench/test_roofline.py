@@ -231,10 +231,10 @@ def test_the_same_picture_twice_is_the_same_file(tmp_path):
 def test_compiled_counts_reach_the_model():
     """The paper's batch on an A100 in bf16, compiled here: the counts are those of the machine code."""
     pytest.importorskip("triton", reason="Triton has no wheels for this platform")
-    from eagc_ops.kernels import aot
+    from eagc_ops.kernels import DTYPES, aot
     from eagc_ops.kernels.tiles import pick
 
-    tile = pick("sm_80", 256, 768, aot.DTYPES["bf16"])
+    tile = pick("sm_80", 256, 768, DTYPES["bf16"])
     case = aot.Case("coordinate", "sm_80", "bf16", "auto", 256, 768, tile)
     record = aot.as_record(case, aot.compile_case(case))
     (loop,) = record["loops"]

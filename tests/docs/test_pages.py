@@ -27,6 +27,7 @@ FACTS = {
         assert soft.dim == hard.dim == 16
     """,
     "docs/diagnostics.md": "assert abs(diagnostics.gradient_deviation(*gradients)) < 1e-5",
+    "docs/probe.md": "assert found.best.at_all.auc > 0.9 and 'EEP will act' in found.verdict",
     "docs/ptx.md": """
         assert (report.counts()["add.f32"], report.traffic()["ld.global"]) == (32, 8000)
         (violation,) = map(str, careless[0].violations)
@@ -39,6 +40,8 @@ FACTS = {
         assert METHODS["mine"] is Mine
         mine = Mine(resolve("mine", "digits", "paper"), Problem(dim=8, known=2, classes=4, images=16))
         assert mine(torch.randn(6, 8))[0].shape == (6, 4)
+        from eagc_ops.staged_encoder import Stages
+        assert Stages(small(32, 1).stages, image_size=32, channels=1).embed_dim == 32
     """,
 }
 

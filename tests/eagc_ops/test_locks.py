@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from eagc_ops.locks import InUseError, lock
+from eagc_ops.locks import InUseError, lock, tidy
 
 
 def hold(file) -> None:
@@ -66,6 +66,19 @@ def test_a_lock_dies_with_its_process_even_if_its_children_live_on(tmp_path, gra
     assert not (tmp_path / "lock").exists()
     if grandchild:
         os.close(holder._end[1])
+
+
+def test_tidying_removes_the_file_of_a_dead_holder_only(tmp_path):
+    holder = Holder(tmp_path / "lock")
+    tidy(tmp_path / "lock")
+    with pytest.raises(InUseError):  # it is still held
+        hold(tmp_path / "lock")
+    holder.end(signal.SIGKILL)
+    tidy(tmp_path / "lock")
+    assert not list(tmp_path.iterdir())
+    with lock(tmp_path / "lock", "it"):
+        tidy(tmp_path / "lock")
+        assert (tmp_path / "lock").exists()  # nor does a process lose its own lock
 
 
 def test_waiting_takes_the_lock_when_the_holder_ends(tmp_path):

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from eagc_ops import Subspace
+from eagc_ops import subspace as subspace_module
 from eagc_ops.subspace import estimate_from_batch, solve_conceptor, solve_woodbury
 
 
@@ -112,6 +113,17 @@ def test_a_generator_is_read_once_and_holds_no_features():
             del batch
 
     assert Subspace.conceptor(batches()).dim == 24
+
+
+@pytest.mark.parametrize("strided", [False, True], ids=["whole rows", "slices of wider rows"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=str)
+def test_many_rows_are_summed_in_blocks(monkeypatch, dtype, strided):
+    monkeypatch.setattr(subspace_module, "ROWS_AT_ONCE", 64)
+    z = features(300, 200).to(dtype)
+    given = torch.stack([z, torch.full_like(z, torch.nan)], 1)[:, 0] if strided else z
+    subspace, exact = Subspace.conceptor(given), by_definition(z, 2.0)
+    torch.testing.assert_close(subspace.matrix.double(), exact, rtol=0, atol=1e-7)
+    assert subspace.energy_ref.item() == pytest.approx(mean_energy(z, exact), abs=3e-7)
 
 
 def test_half_features_are_summed_wide():

@@ -17,7 +17,7 @@ import pytest
 from run_facts import some_facts
 
 from eagc_ops.bench import commands
-from eagc_ops.cli import main
+from eagc_ops.cli import COMMANDS, main
 from eagc_ops.training.config import resolve
 from eagc_ops.training.engine import pretraining
 from eagc_ops.training.engine.loop import Loop
@@ -48,6 +48,7 @@ AT_ONCE = [
     ("report run --which best", "unknown option --which"),
     ("demo --dataset cub", "unknown option --dataset"),
     ("estimate-k --epochs 3", "unknown option --epochs"),
+    ("probe --epochs 3", "unknown option --epochs"),
     ("env --jsn", "unknown option --jsn; did you mean --json?"),
     ("selftest --repeat 3", "unknown option --repeat; did you mean --repeats?"),
     ("table main --dataset digits --dry", "unknown option --dry"),
@@ -59,6 +60,9 @@ AT_ONCE = [
     ("bench overhead --row 8", "unknown option --row; did you mean --rows?"),
     ("bench loader --rounds 3", "unknown option --rounds"),
     ("bench conceptor --rounds 3", "unknown option --rounds"),
+    ("bench operator --quik", "unknown option --quik; did you mean --quick?"),
+    ("bench roofline --rows 64", "unknown option --rows"),
+    ("bench estimate --seeds 3", "unknown option --seeds"),
     # Values that are no number, or not a whole one
     ("train --epochs many", "--epochs: must be a whole number, got 'many'"),
     ("train --epochs 2.5", "--epochs: must be a whole number, got '2.5'"),
@@ -112,9 +116,21 @@ AT_ONCE = [
     ("estimate-k --largest 0", "--largest: must be a whole number >= 1, got 0"),
     ("estimate-k --largest 5", "--largest must be > 5, the number of known classes of digits, got 5"),
     ("estimate-k --seed -3", "--seed must be >= 0, got -3"),
+    ("study --known 7", "--known: invalid choice: 7 (choose from 10, 5, 20, 50, 100)"),
+    ("study --seeds 0", "--seeds: must be a whole number >= 1, got 0"),
+    ("probe --choices 0", "--choices: must be a whole number >= 1, got 0"),
+    ("probe --lambda-p -1", "--lambda-p must be >= 0, got -1.0"),
     ("demo --epochs 0", "--epochs: must be a whole number >= 1, got 0"),
     ("demo --seeds 100000000", "--seeds: must be <= 1,000, got 100000000"),
-    ("demo --pretrain-epochs -1", "--pretrain-epochs: must be a whole number >= 1, got -1"),
+    ("pretrain -o w.safetensors --epochs -1", "--epochs: must be a whole number >= 1, got -1"),
+    ("train --dataset glyphs --glyphs-classes 500", "--glyphs-classes must be <= 200, got 500"),
+    (
+        "train --dataset glyphs --glyphs-known 60",
+        "--glyphs-known must be < 60, the number of classes, got 60",
+    ),
+    ("train --glyphs-known 5", "--dataset digits does not use the settings of glyphs"),
+    ("train --evaluate-every 0", "--evaluate-every must be >= 1, got 0"),
+    ("train --projector-width 0", "--projector-width must be >= 1, got 0"),
     ("demo --jobs 0", "--jobs: must be a whole number >= 1, got 0"),
     ("table main --dataset digits --seeds 0", "--seeds: must be a whole number >= 1, got 0"),
     ("table main --dataset digits --seeds 9999999", "--seeds: must be <= 1,000, got 9999999"),
@@ -131,7 +147,7 @@ AT_ONCE = [
     ("bench overhead --rounds 0", "--rounds: must be a whole number >= 1, got 0"),
     ("bench overhead --backbone resnet50", "--backbone: invalid choice: 'resnet50'"),
     ("bench throughput --rows 2", "--rows: must be a whole number >= 4, got 2"),
-    ("bench throughput --dims 99999999999999999999", "--dims: must be <= 1,000,000"),
+    ("bench throughput --dims 99999999999999999999", "must be <= 1,000,000, got 99999999999999999999\n"),
     ("bench throughput --dtypes fp8", "--dtypes: invalid choice: 'fp8'"),
     ("bench aot --jobs 0", "--jobs: must be a whole number >= 1, got 0"),
     (
@@ -189,10 +205,11 @@ AT_ONCE = [
     ("train -o ''", "-o/--output: is empty: name a path, or leave the option out"),
     ("train -o broken-link", "--output broken-link is a broken link; name a folder"),
     ("train --resume run -o other", "--resume run continues in the folder of the run: leave --output out"),
-    ("train --resume nowhere", "nowhere is not a run folder"),
-    ("train --resume full", "full is not a run folder: it has no run.json"),
-    ("train --resume torn", "torn/run.json cannot be read"),
-    ("train --resume run --epochs 7", "--epochs cannot change in an existing run"),
+    ("train --resume nowhere", "--resume nowhere is not a run folder: it does not exist"),
+    ("train --resume file.txt", "--resume file.txt is not a run folder: it is a file"),
+    ("train --resume full", "--resume full is not a run folder: it has no run.json"),
+    ("train --resume torn", "--resume torn: run.json cannot be read"),
+    ("train --resume run --epochs 7", "--epochs cannot change in an existing run (only --root, --split-file"),
     ("train --resume complete --lambda-p 2", "--lambda-p cannot change in an existing run"),
     ("train --resume run --trunk-cache file.txt", "--trunk-cache file.txt is a file; name a folder"),
     ("train --trunk-cache file.txt", "--trunk-cache file.txt is a file; name a folder"),
@@ -230,7 +247,7 @@ AT_ONCE = [
     ),
     ("train --method sptnet", "--init is missing: SPTNet starts from a trained SimGCD"),
     ("train --method sptnet --init nowhere", "--init nowhere does not exist: SPTNet starts from"),
-    ("train --method sptnet --init full", "full is not a run folder: it has no run.json"),
+    ("train --method sptnet --init full", "--init full is not a run folder: it has no run.json"),
     ("train --method sptnet --init run", "--init run is not a complete run: resume it first"),
     ("train --method sptnet --init empty.json", "--init empty.json is empty (0 bytes)"),
     (
@@ -238,11 +255,51 @@ AT_ONCE = [
         "--init birds.safetensors was trained on cub, but this run has --dataset digits",
     ),
     ("evaluate", "the following arguments are required: RUN"),
-    ("evaluate nowhere", "nowhere is not a run folder"),
+    ("evaluate nowhere", "RUN nowhere is not a run folder: it does not exist"),
     ("evaluate run", "--which last: run/last.safetensors: no such file; continue the run with eagc train"),
     ("evaluate run --root full", "--root full: digits come with scikit-learn and have no root"),
+    ("discover", "the following arguments are required: LABELLED, UNLABELLED, -o/--output"),
+    ("discover full run", "the following arguments are required: -o/--output"),
+    ("discover nowhere run -o out", "labelled folder nowhere is not a folder: it does not exist"),
+    ("discover file.txt run -o out", "labelled folder file.txt is a file, not a folder"),
+    ("discover full nowhere -o out", "unlabelled images nowhere is not a folder: it does not exist"),
+    ("discover full empty.json -o out", "unlabelled images empty.json is empty (0 bytes)"),
+    ("discover full full -o out", "unlabelled images full: this is the labelled folder"),
+    ("discover full . -o out", "labelled folder full lies inside of unlabelled images ."),
+    ("discover . full -o out", "unlabelled images full lies inside of labelled folder ."),
+    ("discover full run -o full/out", "--output full/out lies inside of your images full"),
+    ("discover full run -o file.txt", "--output file.txt is a file; name a folder"),
+    ("discover full run -o torn", "torn/run.json cannot be read"),
+    ("discover full torn -o complete", "--output complete holds a run on digits: choose a different folder"),
+    ("discover full run -o out --holdout 1", "--holdout: must be a share >= 0 and < 1, got 1"),
+    ("discover full run -o out --holdout some", "--holdout: must be a share >= 0 and < 1, got some"),
+    ("discover full run -o out --truth nowhere.csv", "--truth nowhere.csv: no such file"),
+    (
+        "discover full run -o out --sort-into torn",
+        "--sort-into torn is not empty, and was not made for links",
+    ),
+    ("discover full run -o out --sort-into full/x", "--sort-into full/x lies inside of your images full"),
+    ("discover full run -o out --sort-into file.txt", "--sort-into file.txt is a file; name a folder"),
+    ("discover full run -o out --dataset cub", "unknown option --dataset"),
+    ("discover full run -o out --k 0", "--k must be >= 1, got 0"),
+    ("discover full run -o out --weights nowhere.pth", "--weights nowhere.pth: no such file"),
+    ("discover full run -o out --method sptnet", "--init is missing: SPTNet starts from a trained SimGCD"),
+    ("train --dataset discover", "--dataset: invalid choice: 'discover'"),
+    ("predict", "the following arguments are required: RUN, IMAGES"),
+    ("predict complete", "the following arguments are required: IMAGES"),
+    ("predict nowhere file.txt", "nowhere is not a run folder"),
+    ("predict run file.txt", "run is not a complete run: go on with it first"),
+    ("predict complete nope.jpg", "IMAGES nope.jpg: no such file or folder"),
+    ("predict complete @nope.txt", "IMAGES nope.txt: no such file"),
+    ("predict complete file.txt -o full", "--output full is a folder; pass the name of a file"),
+    ("predict complete file.txt", "complete/last.safetensors: no such file"),
+    ("predict complete file.txt --epochs 3", "unknown option --epochs"),
+    ("export complete", "the following arguments are required: -o/--output"),
+    ("export complete -o model.onnx", "--output must end in .pt2"),
+    ("export run -o model.pt2", "run is not a complete run: go on with it first"),
+    ("export complete -o file.txt/model.pt2", "--output file.txt/model.pt2 cannot be written: "),
     ("report", "the following arguments are required: RUN"),
-    ("report nowhere", "nowhere is not a run folder"),
+    ("report nowhere", "RUN nowhere is not a run folder: it does not exist"),
     ("report run -o file.txt", "--output file.txt is a file; name a folder"),
     ("demo -o file.txt", "--output file.txt is a file; name a folder"),
     ("demo -o /proc/eagc", "--output /proc/eagc cannot be written in /proc"),
@@ -252,8 +309,17 @@ AT_ONCE = [
     ("table main --dataset digits --weights nowhere.pth", "--weights nowhere.pth: no such file"),
     ("table overhead -o file.txt", "--output file.txt is a file; name a folder"),
     ("table overhead --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("pretrain", "the following arguments are required: -o/--output"),
+    ("pretrain -o weights", "--output weights must end in .safetensors"),
+    ("pretrain -o w.safetensors --dataset digits --labels", "--labels: those of digits are what a run must"),
+    ("pretrain -o w.safetensors --dataset folder", "--root is missing: image folder needs a folder"),
+    ("data show --dataset digits -o picture.gif", "--output picture.gif must end in .png"),
     ("estimate-k --weights nowhere.pth", "--weights nowhere.pth: no such file"),
     ("estimate-k --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("probe --weights nowhere.pth", "--weights nowhere.pth: no such file"),
+    ("probe --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("study -o file.txt", "--output file.txt is a file; name a folder"),
+    ("probe -o full", "--output full is a folder; pass the name of a file"),
     ("data verify", "the following arguments are required: --dataset"),
     ("data verify --dataset cub", "--root is missing: CUB-200-2011 needs a folder"),
     ("data verify --dataset cub --root file.txt", "--root file.txt is a file, not a folder"),
@@ -270,7 +336,9 @@ AT_ONCE = [
 ]
 
 BY_THE_DATA = [
-    ("train --backbone resnet50", "--backbone 'resnet50'"),
+    ("train --backbone mobilenetv3_small_100", "--backbone 'mobilenetv3_small_100'"),
+    ("train --backbone no_such_package:net", "--backbone 'no_such_package:net' cannot be imported"),
+    ("train --dataset digits --flip", "--flip: a mirrored digit is another one, or none"),
     ("train --backbone vit_nonesuch", "--backbone 'vit_nonesuch' is unknown; close names: "),
     (
         "train --backbone vit_tiny_patch16_224 --image-size 40",
@@ -366,37 +434,18 @@ def test_a_process_ends_with_code_2(line, words, places):
 
 
 HEAVY = ("torch", "torchvision", "timm", "sklearn", "scipy", "accelerate", "triton", "matplotlib", "numpy")
+BENCH = tuple(f"bench {name}" for name in commands.COMMANDS)
 HELP = [
     "--help",
-    *(f"{name} --help" for name in ("train", "evaluate", "report", "table", "demo", "estimate-k", "data")),
-    *(
-        "data verify --help",
-        "data download --help",
-        "table overhead --help",
-        "selftest --help",
-        "tune --help",
-        "env --help",
-    ),
-    "bench --help",
-    *(
-        f"bench {name} --help"
-        for name in (
-            "operator",
-            "throughput",
-            "roofline",
-            "overhead",
-            "loader",
-            "conceptor",
-            "all",
-            "aot",
-            "compare",
-        )
-    ),
+    "data verify --help",
+    "data download --help",
+    "data show --help",
+    *(f"{name} --help" for name in (*COMMANDS, *BENCH)),
 ]
 # Runs every line in one process, and names the first that imports a package that takes seconds.
 IMPORTS = """
 import contextlib, io, json, shlex, sys
-from eagc_ops.cli import main
+from eagc_ops.cli import COMMANDS, main
 heavy, lines = json.load(sys.stdin)
 found = []
 class Refuse:
@@ -424,3 +473,8 @@ def test_neither_help_nor_a_wrong_line_imports_what_takes_seconds(places):
     )
     assert (done.returncode, done.stdout) == (0, f"{len(lines)}\n"), done.stderr
     assert len(AT_ONCE) >= 100
+
+
+@pytest.mark.parametrize("command", [*COMMANDS, *BENCH])
+def test_wrong_lines_of_every_command_are_tried(command):
+    assert any(line.split()[: len(command.split())] == command.split() for line, _ in AT_ONCE)

@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import nursery as processes
+import photographs
 import pytest
 import torch
 from faults import trials
@@ -42,18 +43,21 @@ def wait_for_the_end(session: int) -> None:
     pytest.fail(f"{len(left)} processes live on: {[Path(f'/proc/{p}/cmdline').read_text() for p in left]}")
 
 
+TINY = {
+    "backbone": "vit_digits",
+    "image_size": 16,
+    "batch_size": 8,
+    "device": "cpu",
+    "reference_epochs": 1,
+}
+
+
+def as_words(settings: dict) -> list[str]:
+    return [w for name, value in settings.items() for w in (f"--{name.replace('_', '-')}", str(value))]
+
+
 def words(data, *more: str) -> list[str]:
-    names = {
-        "backbone": "vit_digits",
-        "image_size": 16,
-        "batch_size": 8,
-        "device": "cpu",
-        "reference_epochs": 1,
-    }
-    options = [
-        w for name, value in {**names, **data}.items() for w in (f"--{name.replace('_', '-')}", str(value))
-    ]
-    return ["train", "--dataset", "folder", *options, "--mlp-head-layers", "1", *more]
+    return ["train", "--dataset", "folder", *as_words({**TINY, **data}), "--mlp-head-layers", "1", *more]
 
 
 def steps(run: Path) -> int:
@@ -105,6 +109,24 @@ def test_a_run_goes_on_with_the_command_of_the_line(nursery, data, same_bits, tm
     assert not list(run.parent.rglob("*.lock"))
 
 
+def test_a_discovery_goes_on_with_the_same_line(nursery, data, tmp_path):
+    photographs.write_photographs(tmp_path / "photos")
+    options = {**TINY, "weights": data["weights"], "epochs": 3, "k": 5}
+
+    def line(output):
+        places = [str(tmp_path / "photos" / name) for name in ("labelled", "new")]
+        return ["discover", *places, "-o", str(tmp_path / output), *as_words(options)]
+
+    child = nursery.start("eagc", *line("found"))
+    child.wait_until(lambda: (tmp_path / "found" / "last.safetensors").exists())
+    assert interrupt(child) == f"eagc discover: interrupted; to go on: {shlex.join(['eagc', *line('found')])}"
+    assert not (tmp_path / "found" / "result.json").exists()
+    for output in ("found", "whole"):
+        nursery.run("eagc", *line(output))
+    for name in ("assignments.csv", "map.csv", "categories.json"):
+        assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
+
+
 @pytest.fixture(scope="module")
 def encoder(tmp_path_factory):
     """Weights for digits, of no quality."""
@@ -117,7 +139,8 @@ def encoder(tmp_path_factory):
 
 COMMANDS = {  # the command, and the files that are there at the moment
     "demo": ("demo -o {home}", "*.lock"),
-    "estimate-k": ("estimate-k --dataset digits --weights {encoder}", None),
+    "estimate-k": ("estimate-k --dataset digits --weights {encoder} --published --restarts 100", None),
+    "probe": ("probe --dataset digits --weights {encoder} --choices 1000", None),
     "train, its encoder": ("train --dataset digits -o {home}/run", "*.lock"),
     "table": (
         "table ablation --dataset digits --weights {encoder} --seeds 1 --jobs 2 -o {home}",
@@ -165,7 +188,7 @@ def test_runs_in_several_processes_save_their_steps_and_end(
 
 REAL = {  # commands that restart themselves, or are interrupted while Python still imports
     "train": ["train", "--dataset", "digits"],
-    "bench": ["bench", "operator", "--quick"],
+    "bench": ["bench", "operator"],
     "overhead": ["table", "overhead", "-o", "tables"],
 }
 
@@ -184,7 +207,7 @@ def test_a_real_process_after_some_cpu_time(tmp_path, name, cpu):
             cwd=tmp_path,
             start_new_session=True,
         )
-    while processes.cpu_seconds(process.pid) < cpu:
+    while processes.cpu_seconds(*processes.session(process.pid)) < cpu:
         assert process.poll() is None, (tmp_path / "errors").read_text()
         time.sleep(0.01)
     os.killpg(process.pid, signal.SIGINT)

@@ -2,6 +2,9 @@
 gate itself.
 """
 
+import multiprocessing
+import signal
+
 import pytest
 import torch
 from operator_cases import SETTINGS
@@ -11,7 +14,7 @@ pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 from triton.compiler import ASTSource, make_backend
 from triton.runtime.jit import create_function_from_signature
 
-from eagc_ops.kernels import Inputs, aot, fused, launch
+from eagc_ops.kernels import DTYPES, Inputs, aot, fused, launch
 from eagc_ops.kernels.assembly import Code, Loop
 from eagc_ops.kernels.tiles import ANY, FAMILY, SCAN_LIMIT, TABLE, Tile, family, pick
 
@@ -125,7 +128,7 @@ def launched(arch, monkeypatch):
 
 
 @pytest.mark.parametrize("kernel", aot.KERNELS)
-@pytest.mark.parametrize("dtype", aot.DTYPES.values(), ids=str)
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=str)
 def test_the_gate_compiles_what_every_entry_launches(arch, gated, launched, kernel, dtype):
     """At the D of the paper and at others; at, below and above the rows where the tile or the search for
     rows changes.
@@ -250,6 +253,16 @@ def test_a_spilling_tile_is_seen_as_such():
     assert any("spills" in problem for problem in aot.compile_case(case).problems)
 
 
+def test_whoever_stops_early_does_not_wait_for_compilations_under_way():
+    """As Ctrl-C does."""
+    cases = [case for case in aot.cases() if (case.kernel, case.arch) == ("labelled_energy", "sm_80")]
+    compiled = aot.in_processes(cases, 2)
+    assert not next(compiled).problems
+    processes = multiprocessing.active_children()
+    compiled.close()
+    assert [process.exitcode for process in processes] == [-signal.SIGKILL] * 2
+
+
 @pytest.mark.parametrize("arch", ["sm_80", "gfx942"])
 def test_a_tile_that_repeats_products_is_seen_as_such(arch):
     """A tensor instruction has 16 rows, so 8 warps above each other need 128: in 64 rows each does the work
@@ -264,7 +277,13 @@ def test_a_tile_that_repeats_products_is_seen_as_such(arch):
     "shape",
     [
         ("coordinate", "sm_90", "fp32", "auto", 65536, 768),
-        ("coordinate", "sm_80", "fp32", "tf32x3", 65536, 4096),  # of 255 registers none is left
+        pytest.param(  # of 255 registers none is left
+            ("coordinate", "sm_80", "fp32", "tf32x3", 65536, 4096),
+            marks=pytest.mark.skipif(
+                aot._version() < aot.TESTED_TRITON,
+                reason="the table is made for the Triton of constraints.txt; 3.6 spills 8 bytes here",
+            ),
+        ),
         ("coordinate", "sm_120", "bf16", "auto", 65536, 4096),
         ("coordinate", "sm_100", "bf16", "auto", 65536, 768),  # tensor instructions of the whole block
     ],

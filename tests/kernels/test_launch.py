@@ -165,7 +165,7 @@ class Recorder:
 def forms(calls):
     """What of a launch's arguments makes a different kernel."""
     pointers = ("z_ref_ptr", "scale_ptr", "count_ptr", "order_ptr")
-    constants = ("MEAN", "UNIFORM", "UPDATE", "DOT", "CHUNKS", "BLOCK_M")
+    constants = ("MEAN", "UNIFORM", "UPDATE", "DOT", "PRECISION", "BLOCK_M")
     return {
         (
             *(call[p].dtype if call.get(p) is not None else None for p in pointers),

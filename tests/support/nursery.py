@@ -98,10 +98,13 @@ def without_bars(text: str) -> list[str]:
     return [line for line in lines if line.strip() and not bar.search(line)]
 
 
-def cpu_seconds(pid: int) -> float:
-    """CPU time of a process so far."""
-    user, system = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")
+def cpu_seconds(*pids: int) -> float:
+    """CPU time of processes so far."""
+    ticks = 0
+    for pid in pids:
+        with contextlib.suppress(OSError):  # it has ended
+            ticks += sum(map(int, Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[11:13]))
+    return ticks / os.sysconf("SC_CLK_TCK")
 
 
 def session(leader: int) -> list[int]:

@@ -4,6 +4,12 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
+
+from eagc_ops.places import readable_file
+from eagc_ops.training.config import ConfigError
+from eagc_ops.training.engine.preconditions import changed
+from eagc_ops.training.engine.run_folder import RunFolder
 
 MOST_SEEDS = 1000  # of a demo or a table: every one is planned as a set of runs
 MOST_JOBS = 256  # processes
@@ -19,3 +25,12 @@ MOVED = (
 def is_main_process() -> bool:
     """Whether this process prints; a launcher starts several."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def check_trained(run: Path, changes: dict[str, Any]) -> None:
+    """Check that `run` is a complete run whose weights are there, and that `changes` may be made to it."""
+    folder = RunFolder.open(run)
+    changed(folder.config, changes)
+    if folder.result() is None:
+        raise ConfigError(f"{run} is not a complete run: go on with it first")
+    readable_file("RUN: the checkpoint", folder.last, "restore a copy")

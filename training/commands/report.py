@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         option = f"--{next(iter(settings)).replace('_', '-')}"
         parser.error(f"{option} is for --pictures: without it, neither data nor weights are read")
     for run in runs:
-        config = RunFolder.open(run).config
+        config = RunFolder.open(run, what="RUN").config
         if pictures:
             changed(config, settings)
     writable_folder("--output", output)

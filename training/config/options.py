@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
-from eagc_ops.training.config.datasets import SPECS
-from eagc_ops.training.config.presets import PRESETS, resolve
+from eagc_ops.training.config.datasets import DATASETS, SPECS
+from eagc_ops.training.config.presets import NULL, PRESETS, resolve
 from eagc_ops.training.config.schema import CONFIGS, Config
 from eagc_ops.training.config.settings import ConfigError, Settings, describe, is_group, kinds
 
@@ -58,13 +58,18 @@ def as_options(error: Exception) -> str:
     names = {"output", *(name for cls in CONFIGS.values() for name in cls.model_fields)}
     any_name = "|".join(sorted(names, key=len, reverse=True))
     compound = "|".join(sorted((name for name in names if "_" in name), key=len, reverse=True))
-    # A setting with its value; a group's setting; the first words; and names that are no English words. What
-    # stands in a path is left alone.
+    # A setting with its value; a group's setting; the first words; a list in parentheses; and names that are
+    # no English words. What stands in a path is left alone.
     text = re.sub(rf"(?<![\w./-])({any_name})=('[^']*'|[^\s;:,()]+)", _option_with_value, text)
-    text = re.sub(r"(?<![\w./-])diagnose\.(\w+)", lambda found: _flag(f"diagnose_{found[1]}"), text)
+    groups = "|".join(
+        name for name, field in Config.model_fields.items() if is_group(kinds(field.annotation)[0])
+    )
+    text = re.sub(rf"(?<![\w./-])({groups})\.(\w+)", lambda found: _flag(f"{found[1]}_{found[2]}"), text)
     first = re.match(rf"(?:(?:{any_name})(?:, |(?=[ :])))+", text)
     if first:
         text = re.sub(r"\w+", lambda found: _flag(found[0]), first[0]) + text[first.end() :]
+    listed = rf"(?<=\()(only )?((?:{any_name})(?:, (?:{any_name}))*)(?=\)| can\))"
+    text = re.sub(listed, lambda found: (found[1] or "") + ", ".join(map(_flag, found[2].split(", "))), text)
     return re.sub(rf"(?<![\w./-])({compound})(?![\w./])", lambda found: _flag(found[0]), text)
 
 
@@ -112,18 +117,27 @@ def _add_option(section: Any, name: str, field: FieldInfo, default: str) -> None
     allowed = kinds(field.annotation)
     settings = {"dest": name, "default": argparse.SUPPRESS, "help": _help(field, default)}
     if is_group(allowed[0]):
-        section.add_argument(_flag(name), action=_GroupOnOff, **settings)
+        if type(None) in allowed:  # it can be switched off
+            section.add_argument(_flag(name), action=_GroupOnOff, **settings)
         _add_group_options(section, name, allowed[0])
     elif name == "eagc":
         words = {"nargs": "?", "choices": ("init", "on"), "metavar": "init|on"}
         section.add_argument("--eagc", action=_Eagc, **words, **settings)
         off = {**settings, "help": "the same run without the coordinator"}
         section.add_argument("--no-eagc", action="store_false", **off)
+        section.add_argument(
+            "--null",
+            action=_Null,
+            nargs=0,
+            default=argparse.SUPPRESS,
+            help="a null run: both lambdas 1e-4, so that its difference to --no-eagc is rounding alone, the "
+            "noise floor of a comparison",
+        )
     elif allowed[0] is bool:
         section.add_argument(_flag(name), action=argparse.BooleanOptionalAction, **settings)
     elif name in ("method", "dataset"):
         section.add_argument(
-            _flag(name), choices=sorted(CONFIGS) if name == "method" else [*SPECS], **settings
+            _flag(name), choices=sorted(CONFIGS) if name == "method" else DATASETS, **settings
         )
     else:
         section.add_argument(_flag(name), **_value(allowed), **settings)
@@ -177,6 +191,14 @@ class _Eagc(argparse.Action):
             namespace.sptnet_eagc = values
 
 
+class _Null(argparse.Action):
+    """--null sets both strengths to almost nothing."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        for name, value in NULL.items():
+            setattr(namespace, name, value)
+
+
 class _GroupOnOff(argparse.BooleanOptionalAction):
     """--group switches a nested group on and keeps the parts that are set; --no-group switches it off."""
 
@@ -221,4 +243,4 @@ def _text(value: Any) -> str:
 @functools.cache
 def _recipes(_cls: type[Config], method: str) -> list[Config]:
     """A method's configurations under all presets and data sets; `_cls` is only a part of the cache key."""
-    return [resolve(method, dataset, preset) for preset in PRESETS for dataset in SPECS]
+    return [resolve(method, dataset, preset) for preset in PRESETS for dataset in DATASETS]

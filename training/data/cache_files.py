@@ -7,17 +7,16 @@ killed goes on where the record ends. One process builds; others that need the c
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
 from eagc_ops.files import atomic_write, remove_partials
-from eagc_ops.locks import lock
+from eagc_ops.locks import lock, tidy
 
 __all__ = ["AGAIN", "CacheFiles", "write_at"]
 
@@ -75,12 +74,16 @@ class CacheFiles(NamedTuple):
             self.directory / "cache.json", json.dumps({"done": done, "made of": self.made_of}, indent=1)
         )
 
-    @contextlib.contextmanager
-    def building(self) -> Iterator[int]:
-        """Keep all other builders waiting. Gives the number of images that are done by now."""
-        with lock(self.directory / ".lock", self, wait=True):
+    def complete(self, build: Callable[[int], None]) -> None:
+        """Call `build` with the number of images that are done, if some are missing; others wait."""
+        held = self.directory / ".lock"
+        if self.done() == self.images:
+            tidy(held)
+            return
+        with lock(held, self, wait=True):
             remove_partials(self.directory)
-            yield self.done()
+            if (done := self.done()) < self.images:
+                build(done)
 
     def announce(self, content: str, size: int, left: int, remedy: str, about: str = "") -> None:
         """Say how large the cache will be, and refuse a disk without room for the `left` bytes of it."""

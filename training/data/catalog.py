@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from PIL import Image
@@ -20,8 +21,12 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from eagc_ops.training.config.datasets import DATASETS, SPECS
 from eagc_ops.training.config.places import check_root
+from eagc_ops.training.config.schema import Glyphs
+from eagc_ops.training.data.glyphs import drawn_glyphs
 from eagc_ops.training.data.image_files import image_size, read_image
 from eagc_ops.training.data.pickles import ARRAYS, read_pickle
+
+DEFAULT_GLYPHS = Glyphs()
 
 
 @dataclass(frozen=True)
@@ -30,7 +35,7 @@ class Images:
 
     source: list[str] | np.ndarray  # paths, or uint8 pixels (N, H, W) or (N, H, W, 3)
     targets: np.ndarray  # int64 (N,), class index before re-indexing
-    names: tuple[str, ...] = ()  # folder names by class index, for trees of folders
+    names: tuple[str, ...] = ()  # by class index: names of folders, or characters
     home: str = ""  # folder below which the files lie
     notes: tuple[str, ...] = ()  # which folder was read, and similar remarks for the user
 
@@ -56,8 +61,12 @@ class Images:
         return 1 if grey else 3
 
 
-def read_images(name: str, root: str | Path | None, part: str = "train") -> Images:
+def read_images(
+    name: str, root: str | Path | None, part: str = "train", glyphs: Glyphs = DEFAULT_GLYPHS
+) -> Images:
     """The images of a data set: `part` is "train" (GCD is trained and evaluated on it) or "test".
+
+    `glyphs`: the images of the data set of that name.
 
     A missing or malformed file raises a FileNotFoundError or ValueError that names it. A changed CIFAR file
     causes a warning.
@@ -74,7 +83,7 @@ def read_images(name: str, root: str | Path | None, part: str = "train") -> Imag
         )
     check_root(name, root)
     if spec.bundled:
-        return _BUNDLED[name]()
+        return _BUNDLED[name](glyphs)
     root = Path(root).expanduser()
     nested = spec.inner != "" and (root / spec.inner).is_dir()
     home = root / spec.inner if nested else root
@@ -99,6 +108,48 @@ def imagenet100_wnids() -> list[str]:
 
     wnids = sorted(ImageNetInfo("imagenet-1k").label_names())
     return [wnids[i] for i in np.sort(np.random.RandomState(0).choice(1000, 100, replace=False))]
+
+
+class FilesBelow(NamedTuple):
+    """The files below a folder."""
+
+    paths: list[str]  # images
+    others: Counter[str]  # files of other types, by their extension
+    hidden: int  # files
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What was left out, for the user."""
+        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(self.others.items()))
+        lines = (
+            kinds and f"files of other types, left out: {kinds}",
+            self.hidden and f"hidden files, left out: {self.hidden:,}",
+        )
+        return tuple(line for line in lines if line)
+
+
+def image_files(top: Path) -> FilesBelow:
+    """The images below the folder `top`, in torchvision's order. Links to folders are followed once."""
+    found = FilesBelow([], Counter(), 0)
+    hidden, entered = 0, set()
+    folders = []
+    for folder, inner, files in os.walk(top, followlinks=True):
+        if (place := os.path.realpath(folder)) in entered:  # a link to a folder above it
+            inner.clear()
+            continue
+        entered.add(place)
+        folders.append((folder, files))
+    for folder, files in sorted(folders):
+        inside = os.path.relpath(folder, top).split(os.sep)
+        is_hidden = any(part.startswith(".") and part != "." for part in inside)
+        for file in sorted(files):
+            if is_hidden or file.startswith("."):
+                hidden += 1
+            elif file.lower().endswith(IMG_EXTENSIONS):
+                found.paths.append(os.path.join(folder, file))
+            else:
+                found.others[os.path.splitext(file)[1].lower() or "no extension"] += 1
+    return found._replace(hidden=hidden)
 
 
 def _check_classes(targets: np.ndarray, classes: int) -> None:
@@ -235,12 +286,17 @@ def _folder(home: Path, _part: str) -> Images:
     return replace(images, notes=(*notes, *images.notes))
 
 
-def _digits() -> Images:
+def _digits(_: Glyphs) -> Images:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     pixels = (digits.images * (255 / 16)).round().astype(np.uint8)
     return Images(pixels, digits.target.astype(np.int64), notes=("digits come with scikit-learn",))
+
+
+def _glyphs(settings: Glyphs) -> Images:
+    drawn = drawn_glyphs(settings)
+    return Images(drawn.pixels, drawn.targets, tuple(drawn.characters), notes=drawn.notes)
 
 
 def _class_folders(directory: Path) -> tuple[list[str], tuple[str, ...]]:
@@ -263,33 +319,18 @@ def _tree(directory: Path, names: list[str], allow_empty: bool = False) -> Image
 
     Hidden files and folders are left out: programs keep copies and thumbnails there.
     """
-    paths, targets, others, hidden, empty = [], [], Counter(), 0, []
-    for index, name in enumerate(names):
-        before = len(paths)
-        for folder, _, files in sorted(os.walk(directory / name, followlinks=True)):
-            inside = os.path.relpath(folder, directory / name).split(os.sep)
-            for file in sorted(files):
-                if file.startswith(".") or any(part.startswith(".") and part != "." for part in inside):
-                    hidden += 1
-                elif file.lower().endswith(IMG_EXTENSIONS):
-                    paths.append(os.path.join(folder, file))
-                else:
-                    others[os.path.splitext(file)[1].lower() or "no extension"] += 1
-        targets += [index] * (len(paths) - before)
-        if len(paths) == before:
-            empty.append(name)
-    notes = []
-    if others:
-        kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(others.items()))
-        notes.append(f"files of other types, left out: {kinds}")
-    if hidden:
-        notes.append(f"hidden files, left out: {hidden:,}")
+    found = [image_files(directory / name) for name in names]
+    paths = [path for below in found for path in below.paths]
+    targets = [index for index, below in enumerate(found) for _ in below.paths]
+    empty = [name for name, below in zip(names, found) if not below.paths]
+    others = sum((below.others for below in found), Counter())
+    notes = FilesBelow([], others, sum(below.hidden for below in found)).notes
     if empty and not allow_empty:
         raise FileNotFoundError(
             f"{len(empty)} class folders have no image ({', '.join(empty[:5])}); images are "
             f"{', '.join(IMG_EXTENSIONS)}" + "".join(f"; {note}" for note in notes)
         )
-    return Images(paths, np.array(targets, np.int64), tuple(names), notes=tuple(notes))
+    return Images(paths, np.array(targets, np.int64), tuple(names), notes=notes)
 
 
 def _pairs(file: Path) -> dict[str, str]:
@@ -314,4 +355,4 @@ _READERS: dict[str, Callable[[Path, str], Images]] = {
     "herbarium19": _herbarium19,
     "folder": _folder,
 }
-_BUNDLED: dict[str, Callable[[], Images]] = {"digits": _digits}
+_BUNDLED: dict[str, Callable[[Glyphs], Images]] = {"digits": _digits, "glyphs": _glyphs}

@@ -14,11 +14,14 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from eagc_ops.training.config.datasets import SPECS
-from eagc_ops.training.data.catalog import Images, read_images
+from eagc_ops.training.config.places import check_split_file
+from eagc_ops.training.config.schema import Glyphs
+from eagc_ops.training.data.catalog import DEFAULT_GLYPHS, Images, read_images
 from eagc_ops.training.data.image_files import read_list, shown
 from eagc_ops.training.data.pixel_cache import PixelCache
 from eagc_ops.training.data.splits import class_split, label_map, labelled_positions, missing_labels
 from eagc_ops.training.data.transforms import TRANSFORMS, SplitTransform, pixels_of
+from eagc_ops.training.data.two_folders import TwoFolders
 
 
 class ImageSubset(Dataset):
@@ -88,10 +91,24 @@ class GCDData:
     split_hash: str  # sha256 of the positions on disk of L (in their order) and U, and of the class lists
     notes: tuple[str, ...]  # which folder and which split were read
     cache: PixelCache | None = None  # the images' resized pixels; None: they are decoded at every draw
+    known_names: tuple[str, ...] = ()  # of the known classes by label, where they are folders
+    truth: bool = True  # False: nobody knows the classes of the unlabelled images; their labels are -1
 
     @property
     def merged(self) -> Merged:
         return Merged(self.labelled, self.unlabelled, self.cache)
+
+    @property
+    def images(self) -> Images:
+        """All images, in the order of the data set: the position of an image is its uq_idx."""
+        return self.labelled.images
+
+    @property
+    def in_order(self) -> Merged:
+        """All images in the order of the data set, whatever the split, as items without labels."""
+        parts = np.arange(0), np.arange(len(self.images))
+        no_labels = np.full(max(self.images.targets.max(), 0) + 1, -1)
+        return Merged(*(ImageSubset(self.images, part, no_labels) for part in parts), self.cache)
 
 
 def open_data(
@@ -101,14 +118,19 @@ def open_data(
     split_file: str | Path | None = None,
     image_size: int | None = None,
     skip_unreadable: str | Path | None = None,
+    glyphs: Glyphs = DEFAULT_GLYPHS,
+    flip: bool | None = None,
 ) -> GCDData:
     """Open the data set `name` (one of `DATASETS`) under `root`. No image is decoded here.
 
     Args:
         split_file: the class split of CUB, Cars, Aircraft and `folder`: see `class_split`. Default: None.
-        image_size: side of the transformed images in pixels. Default: the data set's own, 224 (digits: 16).
+        image_size: side of the transformed images in pixels. Default: the data set's own, 224 (glyphs: 32,
+            digits: 16).
         skip_unreadable: the list of files to leave out, which `eagc data verify` writes. They leave after L
             is drawn, so every other image stays in L or in U. Default: None, all files are used.
+        glyphs: the images of the data set of that name. Default: 30 of each of 60 characters, 10 known.
+        flip: mirror training views at random. Default: None, as the data set allows (glyphs, digits: no).
 
     >>> data = open_data("digits")
     >>> data.known, data.novel, len(data.labelled), len(data.unlabelled)
@@ -116,9 +138,11 @@ def open_data(
     """
     if image_size is not None and image_size < 1:
         raise ValueError(f"image_size must be >= 1, got {image_size}")
-    images = read_images(name, root)
+    if name in SPECS and not SPECS[name].truth:
+        return _open_discovery(name, split_file, image_size)
+    images = read_images(name, root, glyphs=glyphs)
     spec = SPECS[name]
-    split = class_split(name, split_file, images.names)
+    split = class_split(name, split_file, images.names, glyphs.known if name == "glyphs" else None)
     labelled, unlabelled = labelled_positions(images.targets, split, permuted=spec.permuted)
     notes = (*images.notes, *split.notes)
     kept = np.arange(len(images))
@@ -133,7 +157,7 @@ def open_data(
         warnings.warn(fault, stacklevel=2)
     labels = label_map(split)
     size = spec.image_size if image_size is None else image_size
-    train, test = TRANSFORMS[spec.transforms](size)
+    train, test = TRANSFORMS[spec.transforms](size, spec.flip if flip is None else flip)
     digest = hashlib.sha256()
     for part in (labelled, unlabelled, split.known, split.novel):
         digest.update(len(part).to_bytes(8, "little") + np.asarray(part, "<i8").tobytes())
@@ -152,6 +176,38 @@ def open_data(
         channels=spec.channels,
         split_hash=digest.hexdigest(),
         notes=notes,
+        known_names=tuple(images.names[c] for c in split.known) if images.names else (),
+    )
+
+
+def _open_discovery(name: str, listing: str | Path | None, image_size: int | None) -> GCDData:
+    """The images in the file `listing`, of which some have no class."""
+    if listing is None:
+        raise ValueError(f"split_file is missing: {SPECS[name].title} are listed in a file of the discovery")
+    check_split_file(name, listing)
+    folders, spec = TwoFolders.read(Path(listing)), SPECS[name]
+    paths = [path for path, _ in folders.training] + folders.unlabelled_images
+    known, count = len(folders.classes), len(folders.training)
+    # The class -1 of an unlabelled image is the last entry of `labels`.
+    targets = np.array([c for _, c in folders.training] + [-1] * len(folders.unlabelled_images), np.int64)
+    labels = np.append(np.arange(known), -1)
+    images = Images(paths, targets, folders.classes, folders.labelled)
+    size = spec.image_size if image_size is None else image_size
+    train, test = TRANSFORMS[spec.transforms](size)
+    return GCDData(
+        name=name,
+        known=known,
+        novel=0,
+        labelled=ImageSubset(images, np.arange(count), labels),
+        unlabelled=ImageSubset(images, np.arange(count, len(paths)), labels),
+        train_transform=train,
+        test_transform=test,
+        image_size=size,
+        channels=spec.channels,
+        split_hash=folders.split_hash,
+        notes=tuple(folders.notes),
+        known_names=folders.classes,
+        truth=False,
     )
 
 

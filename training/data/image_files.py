@@ -19,6 +19,7 @@ from eagc_ops.training.progress import bar as progress_bar
 __all__ = [
     "ImageError",
     "Inspection",
+    "find_unreadable",
     "image_size",
     "inspect",
     "read_image",
@@ -96,6 +97,22 @@ def inspect(paths: Sequence[str], deep: bool = False, progress: bool = False) ->
                 unreadable[path] = fault
             bar.update()
     return Inspection(unreadable, modes)
+
+
+def find_unreadable(paths: Sequence[str], skip: bool, progress: bool = False) -> dict[str, str]:
+    """The files that cannot be read, path -> reason: an error that names them, unless they are skipped.
+
+    To skip all of them, all pixels are decoded; otherwise headers and ends are read, see `inspect`.
+    """
+    unreadable = inspect(paths, deep=skip, progress=progress).unreadable
+    if unreadable and not skip:
+        named = [f"{shown(path)} ({reason})" for path, reason in unreadable.items()]
+        more = f" and {len(named) - 3:,} more" if len(named) > 3 else ""
+        raise ImageError(
+            f"{len(named):,} of {len(paths):,} images cannot be read: {'; '.join(named[:3])}{more}; repair "
+            "them, or leave them out with skip_unreadable"
+        )
+    return unreadable
 
 
 def _inspect_one(path: str, deep: bool) -> tuple[str, str | None]:

@@ -47,10 +47,7 @@ def pixel_cache(folder: str | Path, images: Images, fixed: Fixed, *, progress: b
     The build prints the size, then a progress bar. `fixed` is the resize of a transform; its repr names it.
     """
     files = _files(Path(folder), images, fixed)
-    if files.done() < files.images:
-        with files.building() as done:
-            if done < files.images:
-                _build(files, images, fixed, done, progress)
+    files.complete(lambda done: _build(files, images, fixed, done, progress))
     return PixelCache(files)
 
 

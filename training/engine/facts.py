@@ -34,6 +34,7 @@ class RunFacts:
     notes: list[str]  # remarks about the data set
 
     weights: dict[str, str] | None = None  # the backbone's file: origin and sha256; None: random weights
+    known_names: list[str] | None = None  # of the known classes by label, where they are folders
     k_estimate: dict[str, Any] | None = None  # the search, if K was estimated
     start: dict[str, Any] | None = None  # the trained run that this one started from, if there is one
     versions: dict[str, str | None] | None = None  # of Python and the packages, when the run was made

@@ -11,6 +11,7 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
+from multiprocessing import resource_tracker
 from multiprocessing.queues import SimpleQueue
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +23,8 @@ from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.engine.run_folder import RunFolder
 
 __all__ = ["Job", "default_jobs", "run_jobs", "unfinished"]
+
+_TIDIED = "ignore:resource_tracker"  # a filter of warnings
 
 
 class Job(NamedTuple):
@@ -61,6 +64,7 @@ def run_jobs(
                 yield job, error
         return
     # Spawned, because a forked child would inherit torch's threads in an unknown state.
+    _start_tracker()
     context, gpus = multiprocessing.get_context("spawn"), _gpus()
     devices = context.SimpleQueue()
     for i in range(at_a_time if gpus else 0):
@@ -75,7 +79,8 @@ def run_jobs(
             for job in ready[: at_a_time - len(running)]:
                 waiting.remove(job)
                 try:
-                    with interrupts.unaware_children(), _without_bars():
+                    # Bars of several processes would overwrite one another. Read when tqdm is imported
+                    with interrupts.unaware_children(), _environment("TQDM_DISABLE", "1"):
                         running[pool.submit(_run_until_told, run, job)] = job
                 except BrokenProcessPool as error:
                     open_folders.discard(job.folder)
@@ -90,17 +95,27 @@ def run_jobs(
 
 
 @contextlib.contextmanager
-def _without_bars() -> Iterator[None]:
-    """Processes that are started here show no progress bars, which would overwrite one another."""
-    before = os.environ.get("TQDM_DISABLE")
-    os.environ["TQDM_DISABLE"] = "1"  # read when tqdm is imported
+def _environment(name: str, value: str) -> Iterator[None]:
+    """Processes that are started here have the environment variable."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
         if before is None:
-            del os.environ["TQDM_DISABLE"]
+            del os.environ[name]
         else:
-            os.environ["TQDM_DISABLE"] = before
+            os.environ[name] = before
+
+
+def _start_tracker() -> None:
+    """Start the process that removes the semaphores of a killed pool, so that it does it without a warning.
+
+    A pool is killed by a second Ctrl-C.
+    """
+    of_user = os.environ.get("PYTHONWARNINGS")
+    with _environment("PYTHONWARNINGS", f"{of_user},{_TIDIED}" if of_user else _TIDIED):
+        resource_tracker.ensure_running()
 
 
 def _end(pool: ProcessPoolExecutor, at_once: bool) -> None:

@@ -44,8 +44,8 @@ class RunWarning(UserWarning):
 class Evaluation(NamedTuple):
     """An evaluation of the student's predictions on the unlabelled set."""
 
-    # Accuracies in [0, 1], NaN where there is no image; "all" decides the best epoch
-    scores: Mapping[str, float]
+    # Accuracies in [0, 1], NaN where there is no image; "all" decides the best epoch. None: there is no truth
+    scores: Mapping[str, float] | None
     classes_predicted: int
     # The same of the clusters with which the epoch trained; None: the method does not report them
     start_scores: Mapping[str, float] | None = None
@@ -129,14 +129,20 @@ class Loop:
         experiment, folder = self.experiment, self.folder
         checkpoint = experiment.read_checkpoint(folder.last) if folder.last.exists() else None
         start = experiment.starting_point if checkpoint is None else None
-        experiment.prepare(folder.path.parent / "references")
+        experiment.prepare(folder.references)
         self.optimizers = self.student.method.optimizers(self.student.encoder)
         if checkpoint is not None:
             self._restore(*checkpoint)
         elif start is not None:
             self.student.load({**self.student.state(), **start.weights})
         self.model, *self.optimizers = experiment.accelerator.prepare(self.student, *self.optimizers)
-        folder.start_logs(self.epoch, self.position, self.step + 1)
+        board = self.config.tensorboard_every
+        folder.start_logs(
+            self.epoch,
+            self.position,
+            self.step + 1,
+            on_the_board=(lambda epoch: self._is_turn(epoch, board)) if board else None,
+        )
 
     # Steps --------------------------------------------------------------------------------------------------
 
@@ -250,30 +256,55 @@ class Loop:
     # After an epoch -----------------------------------------------------------------------------------------
 
     def _finish_epoch(self, bar: tqdm, timing: dict[str, float]) -> None:
-        """Evaluate, keep the best weights, save the checkpoint."""
+        """Evaluate and save the checkpoint, if it is their turn."""
+        epoch, config = self.epoch, self.config
+        if not self.experiment.data.truth:
+            predicted = self._predict(timing)
+        elif self._is_turn(epoch, config.evaluate_every):
+            predicted = self._evaluate(bar, timing)
+        else:
+            predicted = None
+        self._find_faults(predicted)
+        self.epoch, self.position = epoch + 1, 0
+        if self._is_turn(epoch, config.checkpoint_epochs):
+            self._save_checkpoint()
+
+    def _is_turn(self, epoch: int, every: int) -> bool:
+        """Whether what happens every so many epochs, and in the last one, happens in this one."""
+        return epoch == self.config.epochs - 1 or (epoch + 1) % every == 0
+
+    def _predict(self, timing: dict[str, float]) -> int | None:
+        """Nobody knows the truth, so no epoch is better than another, and only the last one is looked at."""
+        self.last = {"epoch": self.epoch}
+        at_end = self.epoch == self.config.epochs - 1
+        predicted = self.evaluate(self.experiment).classes_predicted if at_end else None
+        found = {} if predicted is None else {"classes_predicted": predicted}
+        self.folder.log("epoch", self.step, {**self.last, **found, **timing})
+        return predicted
+
+    def _evaluate(self, bar: tqdm, timing: dict[str, float]) -> int:
+        """Evaluate, and keep the best weights. Returns the number of classes that are predicted."""
         scores, predicted, start = self.evaluate(self.experiment)
         bar.set_postfix_str(scores_text(scores, 1))
         self.last = {"epoch": self.epoch, **finite(dict(scores))}
-        line = {**self.last, "classes_predicted": predicted, **timing}
+        line = {**self.last, "classes_predicted": predicted}
         if start is not None:
             line |= {f"start_{name}": score for name, score in start.items()}
             if self.best_start is None or start["all"] > self.best_start["all"]:
                 self.best_start = {"epoch": self.epoch, **finite(dict(start))}
         self.folder.log("epoch", self.step, line)
-        self._find_faults(predicted)
         if self.best is None or self.last["all"] > self.best["all"]:
             self.best = self.last
             if self.experiment.main:
                 state = {"identity": self.experiment.identity(), "last": self.last}
                 save_checkpoint(self.folder.best, self.student.state(), state)
-        self.epoch, self.position = self.epoch + 1, 0
-        self._save_checkpoint()
+        return predicted
 
     def _reported_start(self) -> dict[str, Any]:
         """Entry of result.json and of checkpoints; nothing in runs that do not report it."""
         return {} if self.best_start is None else {"best_start": self.best_start}
 
-    def _find_faults(self, predicted: int) -> None:
+    def _find_faults(self, predicted: int | None) -> None:
         """Warn about a run that is of little use.
 
         The number of classes is checked at the end; tau also after the first epoch, in time to stop the run.
@@ -281,9 +312,10 @@ class Loop:
         first, end = self.epoch == 0, self.epoch == self.config.epochs - 1
         classes = self.experiment.facts.classes
         self.faults = []
-        if end and predicted < classes:
+        if end and predicted is not None and predicted < classes:
+            limits = ", which limits New" if self.experiment.data.truth else ""
             self.faults.append(
-                f"the run predicts {predicted} of {classes} classes: the others are empty, which limits New"
+                f"the run predicts {predicted} of {classes} classes: the others are empty{limits}"
             )
         share = sum(self.tau_near_zero) / max(len(self.tau_near_zero), 1)
         if (first or end) and share > ALMOST_EVERY_ROW:

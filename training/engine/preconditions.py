@@ -13,13 +13,13 @@ from pathlib import Path
 from typing import Any
 
 from eagc_ops.places import PlaceError, readable_file, writable_folder
-from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.config.places import check_root, check_split_file
 from eagc_ops.training.engine.run_folder import RunFolder, is_unused
 from eagc_ops.training.models.hub import check_published
 
-__all__ = ["changed", "check_new_folder", "check_run", "starting_checkpoint"]
+__all__ = ["changed", "check_begun", "check_labels", "check_new_folder", "check_run", "starting_checkpoint"]
 
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 
@@ -53,7 +53,8 @@ def check_run(config: Config, output: Path | None = None) -> None:
     if output is not None:
         check_new_folder(output)
     # Last, as it may ask the hub. timm knows where the weights of other backbones are.
-    if config.weights == "pretrained" and config.backbone in BACKBONES:
+    backbone = BACKBONES.get(config.backbone)
+    if config.weights == "pretrained" and backbone and backbone.timm_name:
         check_published(config.backbone)
 
 
@@ -65,6 +66,15 @@ def check_new_folder(output: Path) -> None:
             "different folder"
         )
     writable_folder("output", output)
+
+
+def check_labels(dataset: str, labels: bool, what: str = "labels") -> None:
+    """Refuse a pretraining with the labels that GCD is to discover; `what` is the word for the setting."""
+    if labels and dataset not in ("glyphs", "folder"):
+        raise ConfigError(
+            f"{what}: those of {dataset} are what a run must discover; pretrain without them, or on a "
+            "folder of other classes (dataset='folder')"
+        )
 
 
 def starting_checkpoint(config: Config) -> Path:
@@ -79,7 +89,7 @@ def starting_checkpoint(config: Config) -> Path:
     if not path.exists():
         raise ConfigError(f"init {init} does not exist: {config.needs_start}")
     if path.is_dir():
-        folder = RunFolder.open(path)
+        folder = RunFolder.open(path, what="init")
         if folder.result() is None:
             raise ConfigError(
                 f"init {init} is not a complete run: resume it first, or name one of its checkpoints"
@@ -108,6 +118,20 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
             "start a new run"
         )
     return config.replace(**changes)
+
+
+def check_begun(folder: RunFolder, settings: dict[str, Any]) -> dict[str, Any]:
+    """Check that a discovery in `folder` can go on with `settings`; returns those of the machine."""
+    if SPECS[folder.config.dataset].truth:
+        raise ConfigError(
+            f"output {folder.path} holds a run on {folder.config.dataset}: choose a different folder"
+        )
+    asked = dict(settings)
+    if asked.get("k") == "estimate" and folder.facts.k_estimate is not None:
+        del asked["k"]
+    changed(folder.config, asked)
+    free = folder.config.machine_settings()
+    return {name: value for name, value in asked.items() if name in free}
 
 
 def _check_weights(file: Path) -> None:

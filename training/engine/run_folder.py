@@ -6,6 +6,7 @@ tensorboard/        the numbers of metrics.jsonl as scalars
 last.safetensors    checkpoint to resume from and to evaluate
 best.safetensors    weights of the epoch with the best All on the unlabelled set
 result.json         All / Old / New of the last and the best epoch, warnings; written when the run is complete
+scores.safetensors  what the method's scores need beside the weights; written when they are first asked for
 .lock               names the process that trains; held by it, and removed at the end
 """
 
@@ -21,21 +22,25 @@ from typing import Any
 
 from eagc_ops import environment
 from eagc_ops.files import atomic_write, naming_full_disks, remove_partials
-from eagc_ops.locks import lock
-from eagc_ops.training.config import Config, ConfigError, from_json
+from eagc_ops.locks import lock, tidy
+from eagc_ops.training.config import SPECS, Config, ConfigError, from_json
 from eagc_ops.training.engine.facts import RunFacts
 
 __all__ = ["RunFolder", "finite", "is_unused", "writing"]
 
 _LOCK = ".lock"
+# What a discovery makes before its run begins, see `discovery.py`
+IMAGES, TRUNK_CACHE = "images.json", "trunk-cache"
+CATEGORIES = "categories.safetensors"  # what a discovery needs to place other images
 
 
 def is_unused(path: Path) -> bool:
     """Whether a new run may be made in the folder `path`.
 
-    It must be empty, or hold a run that was killed while run.json was written, which has nothing to keep.
+    It must be empty, or hold a run that was killed while run.json was written, which has nothing to keep, or
+    what a discovery makes before its run.
     """
-    remains = {_LOCK, *(file.name for file in path.glob("run.json*.partial"))}
+    remains = {_LOCK, IMAGES, TRUNK_CACHE, *(file.name for file in path.glob("*.json*.partial"))}
     return all(file.name in remains for file in path.iterdir())
 
 
@@ -59,6 +64,8 @@ class RunFolder:
     def __init__(self, path: Path, config: Config, facts: RunFacts, main: bool = True) -> None:
         self.path, self.config, self.facts, self.main = path, config, facts, main
         self.last, self.best = path / "last.safetensors", path / "best.safetensors"
+        # Runs share the reference models in the folder beside them; a discovery keeps all it makes to itself.
+        self.references = (path.parent if SPECS[config.dataset].truth else path) / "references"
         self._metrics = self._board = None
 
     @classmethod
@@ -72,21 +79,22 @@ class RunFolder:
         return folder
 
     @classmethod
-    def open(cls, path: str | Path, main: bool = True) -> RunFolder:
-        """Open an existing run."""
-        file = Path(path) / "run.json"
+    def open(cls, path: str | Path, main: bool = True, what: str = "") -> RunFolder:
+        """Open an existing run. `what` is the option or setting that names it, for errors."""
+        file, named = Path(path) / "run.json", f"{what} {path}".lstrip()
         try:
             content = json.loads(file.read_text(encoding="utf-8"))
             config = from_json(content.pop("config"))
             facts = RunFacts.from_json(content)
-        except FileNotFoundError as error:
-            raise ConfigError(f"{path} is not a run folder: it has no run.json") from error
+        except OSError as error:
+            raise ConfigError(f"{named} is not a run folder: {_lacking(Path(path), error)}") from error
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError) as error:
             raise ConfigError(
-                f"{file} cannot be read ({error}); it was not written by this package, or was edited"
+                f"{named}: {file.name} cannot be read ({error}); it was not written by this package, or was "
+                "edited"
             ) from error
         except ConfigError as error:
-            raise ConfigError(f"{file}: {error}") from error
+            raise ConfigError(f"{named}: {file.name}: {error}") from error
         return cls(Path(path), config, facts, main)
 
     def check(self, facts: RunFacts) -> None:
@@ -99,16 +107,21 @@ class RunFolder:
                 "run.json; restore the files, or start a new run"
             )
 
-    def start_logs(self, epoch: int, position: int, step: int) -> None:
+    def start_logs(
+        self,
+        epoch: int,
+        position: int,
+        step: int,
+        on_the_board: Callable[[int], bool] | None = lambda _: True,
+    ) -> None:
         """Open the logs. The run goes on with batch `position` of `epoch`, which is optimizer step `step`.
+
+        `on_the_board`: whether TensorBoard gets the numbers of an epoch; None: of none.
 
         Lines at or after it, written between the checkpoint and a kill, are removed.
         """
         if not self.main:
             return
-        # Imported here: it takes a second, and readers of a run do not need it.
-        from torch.utils.tensorboard import SummaryWriter
-
         kept = [
             line
             for line in self.metrics()
@@ -116,6 +129,12 @@ class RunFolder:
         ]
         atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        if on_the_board is None:
+            return
+        # Imported here: it takes a second, and readers of a run do not need it.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._on_the_board = on_the_board
         self._board = SummaryWriter(self.path / "tensorboard", purge_step=step)
 
     def log(self, kind: str, step: int, values: dict[str, Any]) -> None:
@@ -127,7 +146,8 @@ class RunFolder:
         with naming_full_disks(self.path / "metrics.jsonl", len(line)):
             self._metrics.write(line)
             self._metrics.flush()
-            for name, value in values.items():
+            shown = values if self._board is not None and self._on_the_board(values["epoch"]) else {}
+            for name, value in shown.items():
                 if isinstance(value, (int, float)) and name not in ("epoch", "position"):
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 
@@ -139,9 +159,15 @@ class RunFolder:
         return _read(file, lambda text: [json.loads(line) for line in text.split("\n")[:-1]])
 
     def result(self) -> dict[str, Any] | None:
-        """The result that `finish` wrote, or None while the run is not complete."""
+        """The result that `finish` wrote, or None while the run is not complete.
+
+        A complete run is not written again, so the lock of a process that was killed right then goes here.
+        """
         file = self.path / "result.json"
-        return _read(file, json.loads) if file.exists() else None
+        if not file.exists():
+            return None
+        tidy(self.path / _LOCK)
+        return _read(file, json.loads)
 
     def finish(self, result: dict[str, Any]) -> None:
         """Write result.json: the run is complete."""
@@ -158,6 +184,16 @@ class RunFolder:
 
     def _write(self, name: str, content: dict[str, Any]) -> None:
         atomic_write(self.path / name, json.dumps(content, indent=2) + "\n")
+
+
+def _lacking(path: Path, error: OSError) -> str:
+    if not path.exists():
+        return "it does not exist"
+    if not path.is_dir():
+        return "it is a file"
+    if isinstance(error, FileNotFoundError):
+        return "it has no run.json"
+    return f"its run.json cannot be read ({error.strerror})"
 
 
 def _read(file: Path, parse: Callable[[str], Any]) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.files import fingerprint, remove_partials
-from eagc_ops.locks import lock
+from eagc_ops.locks import lock, tidy
 from eagc_ops.training.config import Config
 from eagc_ops.training.engine.checkpoint import (
     CheckpointError,
@@ -32,8 +32,11 @@ def stored(store: Path, key: dict[str, Any], make: Callable[[], dict[str, Tensor
     Of several processes that need them one computes; the others wait for its file.
     """
     file = store / f"{key['kind']}-{fingerprint(key)[:16]}.safetensors"
-    if not file.exists():
-        with lock(file.with_name(f"{file.name}.lock"), file, wait=True):
+    held = file.with_name(f"{file.name}.lock")
+    if file.exists():
+        tidy(held)
+    else:
+        with lock(held, file, wait=True):
             remove_partials(store, file.name)
             if not file.exists():
                 save_checkpoint(file, make(), {"key": key})

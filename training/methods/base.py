@@ -9,6 +9,7 @@ A method is one file in this folder:
         def forward(self, z): ...                # heads: (n, D) -> tuple of (n, ...) tensors
         def loss(self, outputs, rows): ...       # Loss(supervised, unsupervised, terms) of the global batch
         def predict(self, features): ...         # class index of every unlabelled image
+        def scores(self, z, fitted): ...         # (n, K) for any images, for `eagc predict` and `eagc export`
 """
 
 from __future__ import annotations
@@ -90,6 +91,23 @@ class Method(nn.Module):
     def predict(self, features: Features) -> Tensor:
         """Class or cluster of every unlabelled image, (N_U,) int64."""
         raise NotImplementedError
+
+    def fit_scores(self, features: Features) -> dict[str, Tensor]:
+        """What `scores` needs beside the weights, from the training images at the end of a run. Default: "
+        "{}."""
+        return {}
+
+    def scores(self, z: Tensor, fitted: Mapping[str, Tensor]) -> Tensor:
+        """How well images of features z (n, D) fit the classes or clusters, (n, K) float; the largest wins.
+
+        The scores of unlabelled images agree with `predict`. `fitted`: the result of `fit_scores`.
+        """
+        raise NotImplementedError
+
+    @property
+    def score_temperature(self) -> float:
+        """softmax(scores / temperature) are the probabilities of the classes."""
+        return 0.1
 
     def inputs(self, views: Sequence[Tensor], position: int | None = None) -> Tensor:
         """The encoder's input for the views of batch `position` of an epoch (None: one test view).

@@ -27,6 +27,8 @@ class Clusters(NamedTuple):
     labels: Tensor  # (N,) int64
     centers: Tensor  # (K, D)
     inertia: float  # squared distances to own (fixed) or nearest (free) centers, before the last update
+    # (K, D), the centers before the last update: free points have the nearest, unless stage A balanced them
+    assigned_to: Tensor
 
 
 @torch.no_grad()
@@ -82,7 +84,7 @@ def semi_supervised_kmeans(
                         free_labels = _balance(distance, free_labels, room, published_balancing)
                     moved = task.update(centers, free_labels, task.without_fixed if stage == "A" else None)
                     if best is None or inertia < best.inertia:
-                        best = Clusters(task.labels(free_labels), moved, inertia)
+                        best = Clusters(task.labels(free_labels), moved, inertia, centers)
                     shift = (moved - centers).norm(dim=1).sum().item()
                     centers = moved
                     bar.update()

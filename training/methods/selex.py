@@ -12,6 +12,8 @@ All similarities are negative Euclidean distances of the unit-norm embedding f.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 import torch.distributed as dist
 from sklearn.cluster import KMeans
@@ -44,7 +46,7 @@ class SelEx(Method):
                 f"embedding_dim must be >= {2 ** len(self.levels)}, as each of {len(self.levels)} levels "
                 f"halves it, got {config.embedding_dim}"
             )
-        self.projector = projector(problem.dim)
+        self.projector = projector(problem.dim, config.projector_width)
         self.embedding = Prototypes(256, config.embedding_dim)
         # Of this epoch, by level: the cluster of every image, and the radius of every cluster. Level 0 has
         # the most clusters.
@@ -120,13 +122,26 @@ class SelEx(Method):
 
     def predict(self, features: Features) -> Tensor:
         """The official evaluation: a new k-means under the test transform, constrained by labelled images."""
+        clusters, labelled = self._final_clusters(features)
+        return clusters.labels[labelled:]
+
+    def fit_scores(self, features: Features) -> dict[str, Tensor]:
+        """The centers to which the k-means of `predict` assigned the images."""
+        return {"centers": self._final_clusters(features)[0].assigned_to}
+
+    def scores(self, z: Tensor, fitted: Mapping[str, Tensor]) -> Tensor:
+        """Negative Euclidean distances of the unit features to the centers, as all similarities of SelEx."""
+        unit = F.normalize(self.mlp_head(z).float(), dim=1)
+        return -torch.cdist(unit, fitted["centers"], compute_mode="donot_use_mm_for_euclid_dist")
+
+    def _final_clusters(self, features: Features) -> tuple[Clusters, int]:
+        """The clusters of labelled, then unlabelled images, and the number of labelled ones."""
         (labelled, label), (unlabelled, _) = features.labelled(), features.unlabelled()
         fixed = torch.cat([label, label.new_full((len(unlabelled),), -1)])
         generator = torch.Generator().manual_seed(draw_key(self.config.seed, -1, 5))
         x, restarts = self.unit_features(torch.cat([labelled, unlabelled])), self.config.evaluation_restarts
-        return self.cluster(
-            x, fixed, self.problem.classes, generator, "k-means, evaluation", restarts
-        ).labels[len(labelled) :]
+        k, name = self.problem.classes, "k-means, evaluation"
+        return self.cluster(x, fixed, k, generator, name, restarts), len(labelled)
 
     # Losses -------------------------------------------------------------------------------------------------
 

@@ -5,6 +5,8 @@ L_GCD = (1 - w) (L_dist + eps L_me + L_con) + w (L_cls + L_supcon),      w = sup
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -33,7 +35,7 @@ class SimGCD(Method):
     def __init__(self, config: SimGCDConfig, problem: Problem) -> None:
         super().__init__(config, problem)
         self.classifier = Prototypes(problem.dim, problem.classes)
-        self.projector = projector(problem.dim)
+        self.projector = projector(problem.dim, config.projector_width)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(n, D) -> cosine logits (n, K), projections (n, 256)."""
@@ -61,4 +63,12 @@ class SimGCD(Method):
 
     def predict(self, features: Features) -> Tensor:
         z, _ = features.unlabelled()
-        return torch.cat([self.classifier(self.mlp_head(chunk)).argmax(1) for chunk in z.split(4096)])
+        return torch.cat([self.scores(chunk, {}).argmax(1) for chunk in z.split(4096)])
+
+    def scores(self, z: Tensor, fitted: Mapping[str, Tensor]) -> Tensor:
+        """Cosine logits."""
+        return self.classifier(self.mlp_head(z))
+
+    @property
+    def score_temperature(self) -> float:
+        return self.config.student_temp

@@ -48,16 +48,22 @@ class StudentFeatures:
 
 
 def pretrained_features(
-    encoder: AnchoredEncoder, batches: Batches, images: int, progress: bool = False
+    encoder: AnchoredEncoder,
+    batches: Batches,
+    images: int,
+    progress: bool = False,
+    *,
+    unlabelled: bool = True,
 ) -> tuple[Tensor, Tensor]:
     """(z, label or -1) of labelled, then unlabelled images, `images` in all, under the test transform.
 
-    The input is what the data set gives, whatever a method adds to it.
+    The input is what the data set gives, whatever a method adds to it. `unlabelled=False`: labelled images
+    alone.
     """
     with progress_bar(desc="features", total=images, unit="image", mininterval=1, shown=progress) as bar:
 
         def counted() -> Iterator[Batch]:
-            for batch in itertools.chain(batches.labelled(), batches.unlabelled()):
+            for batch in itertools.chain(batches.labelled(), batches.unlabelled() if unlabelled else ()):
                 yield batch
                 bar.update(len(batch.label))
 

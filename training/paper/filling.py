@@ -9,7 +9,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import BrokenExecutor
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 
@@ -22,9 +22,18 @@ from eagc_ops.training.engine.jobs import Job, default_jobs, run_jobs, unfinishe
 from eagc_ops.training.engine.pretraining import pretrained_encoder
 from eagc_ops.training.paper.filled import record
 from eagc_ops.training.paper.planning import Order, check_order
-from eagc_ops.training.paper.tables import MINIATURES, PlannedRun
+from eagc_ops.training.paper.tables import MINIATURES
 from eagc_ops.training.runs import run_job
 from eagc_ops.training.scores import scores_text
+
+
+class Run(Protocol):
+    """What a planned run is to this file, of a table or of another set of runs."""
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def folder(self) -> Path: ...
 
 
 def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callable[[str], None]) -> int:
@@ -33,10 +42,10 @@ def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callabl
     `at_a_time`: runs at a time; None: one for each GPU, or on a CPU one for each core, up to 4.
     `pretrain_epochs`: epochs of the small encoder that a miniature needs if the order names no weights.
     """
-    runs, started = order.runs(), time.perf_counter()
+    runs = order.runs()
     check_order(order)
     torch.set_num_threads(1)  # as in every process of `run_jobs`
-    if order.dataset in MINIATURES and "weights" not in order.places:
+    if order.dataset in MINIATURES and "weights" not in order.places and runs[0].config.weights is not None:
         _pretrain(order.dataset, Path(runs[0].config.weights), pretrain_epochs, say)
     jobs = jobs_of(runs)
     left, at_a_time = unfinished(jobs), at_a_time or default_jobs(runs[0].config.device)
@@ -45,26 +54,32 @@ def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callabl
         f"{order.name} on {SPECS[order.dataset].title}: {len(jobs)} runs, {before} of them finished before; "
         f"{at_a_time} at a time"
     )
-    failed = 0
-    for done, (job, result) in enumerate(run_jobs(left, at_a_time, run_job), 1):
-        place = f"   {done:3} of {len(left)}: {job.folder.name}"
+    failed = train_jobs(left, at_a_time, say)
+    record(
+        order.home,
+        order.dataset,
+        {**conditions(), "preset": order.preset},
+        ((run.row.key, run.group.title, run.folder) for run in runs),
+    )
+    return failed
+
+
+def train_jobs(jobs: Sequence[Job], at_a_time: int, say: Callable[[str], None]) -> int:
+    """Train the runs of the jobs, with a line for each. Returns the number of runs that failed."""
+    failed, started = 0, time.perf_counter()
+    for done, (job, result) in enumerate(run_jobs(jobs, at_a_time, run_job), 1):
+        place = f"   {done:3} of {len(jobs)}: {job.folder.name}"
         if isinstance(result, Exception):
             failed += 1
             _show_failure(place, result)
         else:
             last = scores_text(result["last"], 1)
             say(f"{place}  {last}  after {time.perf_counter() - started:.0f} s")
-    record(
-        order.home,
-        order.dataset,
-        _conditions(order),
-        ((run.row.key, run.group.title, run.folder) for run in runs),
-    )
     return failed
 
 
-def jobs_of(runs: Sequence[PlannedRun]) -> list[Job]:
-    """One job for each folder: rows may share runs.
+def jobs_of(runs: Sequence[Run]) -> list[Job]:
+    """One job for each folder: rows may share runs. All runs have the same data.
 
     Runs share trunk caches, reference models and subspaces. One job makes each of these, and the jobs that
     use it come after it.
@@ -121,12 +136,12 @@ def _show_failure(place: str, error: Exception) -> None:
     print(f"{place} FAILED: {one_line(error)}", file=sys.stderr, flush=True)
 
 
-def _conditions(order: Order) -> dict[str, Any]:
+def conditions() -> dict[str, Any]:
+    """Date, machine and commit, to be written beside numbers."""
     environment = describe()
     machine = environment["machine"]
     return {
         "date": datetime.date.today().isoformat(),
         "machine": ", ".join(machine["gpus"]) or f"{machine['cores']} cores of {machine['cpu']}",
         "commit": environment["commit"],
-        "preset": order.preset,
     }

@@ -10,6 +10,7 @@ from typing import Any
 
 from eagc_ops.places import writable_folder
 from eagc_ops.training.config import SPECS, Config, ConfigError, Diagnosis, resolve
+from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.config.places import PUBLISHED_WHERE
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.engine.run_folder import RunFolder
@@ -38,6 +39,7 @@ class Order:
     preset: str = "release"  # of the rows with EAGC
     seeds: int = 3  # the seeds are 0 to seeds - 1
     trunk_cache: bool = False
+    null: bool = False  # with null runs
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of every run: epochs
     places: Mapping[str, Any] = field(default_factory=dict)  # settings of the machine: root, weights, ...
 
@@ -53,8 +55,9 @@ class Order:
     def runs(self) -> list[PlannedRun]:
         machine, miniature = dict(self.places), MINIATURES.get(self.dataset)
         if miniature:
-            weights = str(self.output / f"{self.dataset}.safetensors")
-            machine = {"weights": weights, **miniature.machine, **machine}
+            machine = {**miniature.machine, **machine}
+        if miniature and not BACKBONES[miniature.backbone].bundled:
+            machine = {"weights": str(self.output / f"{self.dataset}.safetensors"), **machine}
         if miniature or self.trunk_cache:
             machine["trunk_cache"] = str(self.output / "trunk" / self.dataset)
         if self.table.steps:
@@ -68,6 +71,7 @@ class Order:
             seeds=range(self.seeds),
             settings=self.settings,
             machine=machine,
+            null=self.null,
         )
 
 
@@ -79,7 +83,8 @@ def check_order(order: Order) -> None:
     runs = order.runs()
     writable_folder("output", order.output)
     _check_needs(order.dataset, runs[0].config)
-    made_later = "random" if order.dataset in MINIATURES else "pretrained"
+    miniature = MINIATURES.get(order.dataset)
+    made_later = "random" if miniature and not BACKBONES[miniature.backbone].bundled else "pretrained"
     for run in runs:
         check_run(run.config.replace(weights=order.places.get("weights", made_later), trunk_cache=None))
 
@@ -88,7 +93,7 @@ def plan_text(order: Order) -> str:
     """The rows with their recipes, how many runs are finished, and the cost of the others."""
     planned = order.runs()
     runs = list({run.folder: run for run in planned}.values())  # rows may share runs
-    epochs = {run.folder: _epochs_done(run.folder) for run in runs}
+    epochs = {run.folder: epochs_done(run.folder) for run in runs}
     finished = sum(done is None for done in epochs.values())
     begun = sum(map(bool, epochs.values()))
     title = SPECS[order.dataset].title
@@ -112,8 +117,8 @@ def _check_needs(dataset: str, config: Config) -> None:
     spec, miniature = SPECS[dataset], MINIATURES.get(dataset)
     if miniature and config.backbone != miniature.backbone:
         raise ConfigError(
-            f"{config.backbone} needs photographs, but {dataset} are drawings of 8 x 8 pixels: choose a "
-            "different --dataset"
+            f"{config.backbone} needs photographs, but {dataset} are small drawings: choose a different "
+            "--dataset"
         )
     needs = []
     if not miniature and config.root is None:
@@ -138,13 +143,14 @@ def _recipe_text(order: Order, run: PlannedRun) -> str:
     return ", ".join([recipe.method, f"preset {recipe.preset}", *changes])
 
 
-def _epochs_done(folder: Path) -> int | None:
+def epochs_done(folder: Path) -> int | None:
     """The number of epochs that a run has finished; None if the run is complete."""
     if (folder / "result.json").exists():
         return None
     if not (folder / "run.json").exists():
         return 0
-    return sum(line["kind"] == "epoch" for line in RunFolder.open(folder).metrics())
+    epochs = [line["epoch"] + 1 for line in RunFolder.open(folder).metrics() if line["kind"] == "epoch"]
+    return max(epochs, default=0)  # not every epoch is evaluated
 
 
 def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
@@ -152,17 +158,20 @@ def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
 
     `left` has the configuration of each unfinished run, and its steps.
     """
-    dataset, home = order.dataset, order.output
+    dataset, home, finished = order.dataset, order.output, order.output / "runs"
     if not SPECS[dataset].train:
         epochs = sum(config.epochs for config, _ in left)
         return [f"  left: {epochs:,} epochs; steps follow from the folder's number of images"]
     lines = [f"  left: {sum(steps for _, steps in left):,} optimizer steps in {len(left)} runs"]
     methods = dict.fromkeys(config.method for config, _ in left)
-    measured = {method: _seconds_per_step(home, dataset, method) for method in methods}
+    measured = {
+        method: seconds_per_step(file.parent for file in finished.glob(f"{dataset}-{method}-*/result.json"))
+        for method in methods
+    }
     here = [steps * measured[config.method] for config, steps in left if measured[config.method]]
     if here:
         source = f"from the steps of finished runs in {home}"
-        lines.append(f"  ESTIMATE {_duration(here)} for {len(here)} runs, one at a time, {source}")
+        lines.append(f"  ESTIMATE {duration(here)} for {len(here)} runs, one at a time, {source}")
     paper = [
         steps * A100_EPOCH[dataset, config.eagc] / steps_per_epoch(config)
         for config, steps in left
@@ -171,7 +180,7 @@ def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
     if paper:
         source = "from the paper's epochs on one A100"
         lines.append(
-            f"  ESTIMATE {_duration(paper)} for the {len(paper)} runs of SimGCD, one at a time, {source}"
+            f"  ESTIMATE {duration(paper)} for the {len(paper)} runs of SimGCD, one at a time, {source}"
         )
     if rest := len(left) - len(here) - len(paper):
         reason = f"no run of their method is finished in {home}, and the paper gives no time"
@@ -181,14 +190,15 @@ def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
     return lines
 
 
-def _seconds_per_step(home: Path, dataset: str, method: str) -> float | None:
-    folders = [file.parent for file in (home / "runs").glob(f"{dataset}-{method}-*/result.json")]
+def seconds_per_step(folders: Iterable[Path]) -> float | None:
+    """Median over the epochs of these runs; None if they have none."""
     metrics = (line for folder in folders for line in RunFolder.open(folder).metrics())
     seconds = [line["seconds"] / line["steps"] for line in metrics if line["kind"] == "epoch"]
     return statistics.median(seconds) if seconds else None
 
 
-def _duration(seconds: Iterable[float]) -> str:
+def duration(seconds: Iterable[float]) -> str:
+    """The sum of some seconds, for people."""
     total = sum(seconds)
     if total < 120:
         return f"{total:.0f} s"

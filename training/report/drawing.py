@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
 import matplotlib
 from markupsafe import Markup
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -57,9 +59,16 @@ def axes(rows: int, columns: int, height: float = 2.9) -> tuple[Figure, list[Axe
     return figure, list(figure.subplots(rows, columns, squeeze=False).flat)
 
 
+def of_run(i: int, artists: Iterable[Artist]) -> None:
+    """Mark artists as those of configuration i of the page, which shows and hides them (`data-run`)."""
+    for artist in artists:
+        artist.set_gid(f"run-{i}")
+
+
 def picture(figure: Figure, caption: str, notes: Sequence[str]) -> Picture:
     """The figure as SVG, with its caption and notes; empty notes are left out."""
     out = io.StringIO()
     figure.savefig(out, format="svg", metadata={"Creator": None, "Date": None, "Format": None, "Type": None})
-    svg = out.getvalue()
+    # An id may stand in a page once; a configuration has many lines.
+    svg = re.sub(r'\bid="run-(\d+)"', r'data-run="\1"', out.getvalue())
     return Picture(Markup(svg[svg.index("<svg") :]), caption, tuple(note for note in notes if note))

@@ -15,10 +15,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from eagc_ops.training.engine.metrics import BINS
-from eagc_ops.training.report.drawing import Picture, axes, line_style, picture
+from eagc_ops.training.report.drawing import Picture, axes, line_style, of_run, picture
 from eagc_ops.training.report.measures import (
     TITLES,
     explanations,
+    has_scores,
     mean_std,
     measured,
     measures,
@@ -30,7 +31,9 @@ from eagc_ops.training.scores import SCORES
 Curve = list[tuple[float, float]]  # (x, y) of a run
 
 
-def accuracy_figure(groups: Sequence[RunGroup]) -> Picture:
+def accuracy_figure(groups: Sequence[RunGroup]) -> Picture | None:
+    if not any(has_scores(run) for group in groups for run in group.runs):
+        return None
     figure, panels = axes(1, 3)
     for axis, name in zip(panels, SCORES):
         for i, group in enumerate(groups):
@@ -51,7 +54,7 @@ def accuracy_figure(groups: Sequence[RunGroup]) -> Picture:
 
 
 def sweep_figure(groups: Sequence[RunGroup]) -> Picture | None:
-    shown = sweeps(groups)
+    shown = sweeps(groups) if any(has_scores(run) for group in groups for run in group.runs) else []
     if not shown:
         return None
     columns = min(len(shown), 3)
@@ -125,10 +128,13 @@ def quantile_figure(groups: Sequence[RunGroup]) -> Picture | None:
             low, middle, high = (
                 _over_seeds(_curves(group, "step", _step, f"{name}_q{q}")) for q in (10, 50, 90)
             )
+            if not middle:
+                continue
             steps = [x for x, _, _ in middle]
-            axis.plot(steps, [y for _, y, _ in middle], **line_style(i))
+            line = axis.plot(steps, [y for _, y, _ in middle], **line_style(i))
             band = [[y for _, y, _ in curve] for curve in (low, high)]
-            axis.fill_between(steps, *band, color=line_style(i)["color"], alpha=0.2, linewidth=0)
+            area = axis.fill_between(steps, *band, color=line_style(i)["color"], alpha=0.2, linewidth=0)
+            of_run(i, [*line, area])
         axis.set(title=title, xlabel="optimizer step", ylim=(-0.02, 1.02))
     _legend(figure, coordinated, groups)
     return picture(
@@ -156,6 +162,7 @@ def histogram_figure(groups: Sequence[RunGroup]) -> Picture | None:
             axis.set(title=f"{group.name}: {name}", xlim=(0, 1), xlabel=name, ylabel="share of rows")
             if axis.patches:
                 axis.legend(fontsize=7)
+            of_run(groups.index(group), [axis])
     return picture(
         figure,
         "Energy ratio and tau of the unlabelled rows of two training batches per seed: the first logged one "
@@ -183,9 +190,9 @@ def loss_figure(groups: Sequence[RunGroup]) -> Picture:
     )
 
 
-FIGURES: tuple[Callable[[Sequence[RunGroup]], Picture | None], ...] = (  # in the order of the page
-    accuracy_figure,
-    sweep_figure,
+Draw = Callable[[Sequence[RunGroup]], Picture | None]
+RESULTS: tuple[Draw, ...] = (accuracy_figure, sweep_figure)  # in the order of the page
+DIAGNOSTICS: tuple[Draw, ...] = (  # folded away below them
     measure_figure,
     quantile_figure,
     histogram_figure,
@@ -241,10 +248,11 @@ def _draw_mean(axis: Axes, i: int, curves: Sequence[Curve]) -> None:
     if not points:
         return
     x, mean, std = zip(*points)
-    axis.plot(x, mean, marker="." if len(x) < 40 else None, **line_style(i))
+    line = axis.plot(x, mean, marker="." if len(x) < 40 else None, **line_style(i))
     band = [0.0 if math.isnan(s) else s for s in std]
     low, high = zip(*((m - b, m + b) for m, b in zip(mean, band)))
-    axis.fill_between(x, low, high, color=line_style(i)["color"], alpha=0.15, linewidth=0)
+    area = axis.fill_between(x, low, high, color=line_style(i)["color"], alpha=0.15, linewidth=0)
+    of_run(i, [*line, area])
 
 
 def _curves(
@@ -284,7 +292,11 @@ def _share_of_known_rows(groups: Sequence[RunGroup]) -> float:
 def _legend(figure: Figure, shown: Sequence[RunGroup], groups: Sequence[RunGroup]) -> None:
     """A legend of the groups shown; the place in `groups` decides the colour."""
     handles = [Line2D([], [], label=group.name, **line_style(groups.index(group))) for group in shown]
-    figure.legend(handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False)
+    legend = figure.legend(
+        handles=handles, loc="outside upper center", ncols=min(len(handles), 5), frameon=False
+    )
+    for group, line, text in zip(shown, legend.get_lines(), legend.get_texts()):
+        of_run(groups.index(group), [line, text])
 
 
 def _seeds(groups: Sequence[RunGroup]) -> str:

@@ -10,6 +10,7 @@ from eagc_ops.training.analysis.diagnosis import MEASURES
 from eagc_ops.training.report.runs import RunGroup, RunRecord
 from eagc_ops.training.scores import SCORES
 
+BEST = "best epoch, chosen with the truth"
 START_MEASURE = (
     "The released code of SelEx + EAGC reports the accuracy at the start of an epoch: of the clusters with "
     "which the epoch trains, from one augmented view and one restart of k-means, at the best of all epochs, "
@@ -32,7 +33,7 @@ TITLES = {
 
 
 def measures(run: RunRecord) -> dict[str, float]:
-    """The numbers of a run, NaN where it has no value.
+    """The numbers of a run, NaN where it has no value, as the accuracies of a run without true labels.
 
     `all`, `old`, `new`: accuracies of the last epoch so far, in percent; `best_all`, ...: of the best epoch.
     `start_all`, ...: of the clusters at the start of an epoch, at their best, if the run scores them.
@@ -40,9 +41,9 @@ def measures(run: RunRecord) -> dict[str, float]:
     entanglement (`gdc_clean`, ...): means over the steps at which they were measured.
     """
     epochs, diagnoses = run.lines["epoch"], run.lines["diagnosis"]
-    best = max(epochs, key=lambda line: line["all"])
-    values = {name: number(epochs[-1][name], 100) for name in SCORES}
-    values |= {f"best_{name}": number(best[name], 100) for name in SCORES}
+    best = max(epochs, key=lambda line: number(line.get("all"), missing=-1.0))
+    values = {name: number(epochs[-1].get(name), 100) for name in SCORES}
+    values |= {f"best_{name}": number(best.get(name), 100) for name in SCORES}
     start = max(epochs, key=lambda line: line.get("start_all", -1))
     values |= {f"start_{name}": number(start.get(f"start_{name}"), 100) for name in SCORES}
     diagnosing: dict[int, float] = {}
@@ -62,6 +63,11 @@ def measured(groups: Sequence[RunGroup]) -> list[str]:
     """The measures of gradient entanglement for which a run has a value."""
     lines = _diagnoses(groups)
     return [name for name in MEASURES if any(line.get(name) is not None for line in lines)]
+
+
+def has_scores(run: RunRecord) -> bool:
+    """Whether the run has accuracies; one on images without true labels has none."""
+    return any(line.get("all") is not None for line in run.lines["epoch"])
 
 
 def scores_starts(groups: Sequence[RunGroup]) -> bool:
@@ -125,9 +131,9 @@ def plus_minus(values: Iterable[float], digits: int = 1, sign: str = "") -> str:
     return f"{mean:{sign}.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
 
 
-def number(value: float | None, scale: float = 1.0) -> float:
-    """A scaled value of a log line; NaN for None."""
-    return math.nan if value is None else scale * value
+def number(value: float | None, scale: float = 1.0, missing: float = math.nan) -> float:
+    """A scaled value of a log line; NaN, or `missing`, for None."""
+    return missing if value is None else scale * value
 
 
 def _diagnoses(groups: Sequence[RunGroup]) -> list[dict]:

@@ -1,4 +1,4 @@
-"""One self-contained HTML page about runs: a table of results, figures, and the origin of every run.
+"""One self-contained HTML page about runs: verdict, results, curves, diagnostics, the origin of every run.
 
 Everything is read from the run folders. Figures are SVG inside the page, which loads nothing from elsewhere.
 Pictures of weights also need the data and are drawn on request.
@@ -6,6 +6,7 @@ Pictures of weights also need the data and are drawn on request.
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,16 +21,19 @@ from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import SPECS
 from eagc_ops.training.engine.facts import RunFacts
 from eagc_ops.training.report import drawing
-from eagc_ops.training.report.figures import FIGURES
+from eagc_ops.training.report.figures import DIAGNOSTICS, RESULTS
 from eagc_ops.training.report.measures import (
+    BEST,
     START_MEASURE,
     TITLES,
+    mean_std,
     measured,
     measures,
-    plus_minus,
     scores_starts,
 )
+from eagc_ops.training.report.probe import probe_of, probe_values
 from eagc_ops.training.report.runs import RunGroup, RunRecord, by_problem, grouped, read_run, recipe
+from eagc_ops.training.report.verdict import comparisons, sentences, verdict_figure
 from eagc_ops.training.report.weight_figures import weight_figures
 from eagc_ops.training.report.weights import look_at_weights
 from eagc_ops.training.scores import SCORES, scores_text
@@ -101,22 +105,37 @@ def _section(
     runs: Sequence[RunRecord], groups: Sequence[RunGroup], weights: Mapping[str, Any] | None
 ) -> dict[str, Any]:
     """The values for the section's template."""
-    pictures = [picture for draw in FIGURES if (picture := draw(groups)) is not None]
+    found = comparisons(groups)
+    verdict = verdict_figure(groups, found)
+    pictures, diagnostics = (
+        [picture for draw in figures if (picture := draw(groups)) is not None]
+        for figures in (RESULTS, DIAGNOSTICS)
+    )
+    weight_pictures: list[drawing.Picture] = []
     weight_notes: list[str] = []
     if weights is not None:
         seen = look_at_weights(groups, **weights)
-        pictures += weight_figures(seen)
+        weight_pictures = weight_figures(seen)
         weight_notes = seen.notes
         for note in weight_notes:
             warnings.warn(note, stacklevel=2)
+    diagnosed = _diagnosis_columns(groups)
+    probe = probe_of(run.path for run in runs)
     return {
         "title": SPECS[runs[0].config.dataset].title,
         "problem": _problem(runs[0].facts),
         "conditions": _conditions(runs),
+        "verdict": sentences(groups, found),
+        "verdict_pictures": [verdict] if verdict else [],
+        "runs": [(group.name, drawing.line_style(i)["color"]) for i, group in enumerate(groups)],
         "results": _results(groups).html(),
         "result_notes": _result_notes(groups),
         "warnings": _warnings(runs),
+        "probe": probe and probe_values(probe),
         "pictures": pictures,
+        "diagnosed": _table(groups, diagnosed).html() if diagnosed else "",
+        "diagnostics": diagnostics,
+        "weight_pictures": weight_pictures,
         "weight_notes": weight_notes,
         "first_group": groups[0].name,
         "provenance": _provenance(groups).html(),
@@ -146,29 +165,44 @@ def _conditions(runs: Sequence[RunRecord]) -> str:
     return "; ".join(f"{name}: {text}" for name, text in texts.items()) + "."
 
 
+Columns = dict[str, tuple[str, int]]  # measure: heading, digits
+
+
 def _results(groups: Sequence[RunGroup]) -> Table:
-    columns = {  # measure: heading, digits
-        prefix + name: (f"{name.capitalize()}, {which} epoch, %", 1)
-        for which, prefix in (("last", ""), ("best", "best_"))
-        for name in SCORES
-    }
+    """The accuracies, few enough columns for a screen."""
+    titles = {"": "last epoch, %", "best_": f"{BEST}, %"}
     if scores_starts(groups):
-        columns |= {
-            f"start_{name}": (f"{name.capitalize()}, best start of an epoch, %", 1) for name in SCORES
-        }
-    columns |= {name: (TITLES.get(name, name), 3) for name in measured(groups)}
-    columns["seconds"] = ("seconds per epoch", 2)
+        titles["start_"] = "best start of an epoch, chosen with the truth, %"
+    columns = {prefix + name: (name.capitalize(), 1) for prefix in titles for name in SCORES}
+    columns["seconds"] = ("s / epoch", 2)
+    return _table(groups, columns, [*((title, len(SCORES)) for title in titles.values()), ("time", 1)])
+
+
+def _diagnosis_columns(groups: Sequence[RunGroup]) -> Columns:
+    return {name: (TITLES.get(name, name), 3) for name in measured(groups)}
+
+
+def _table(groups: Sequence[RunGroup], columns: Columns, titles: Sequence[tuple[str, int]] = ()) -> Table:
+    """A row for each configuration: means over its finished runs, with the deviation below."""
     rows = []
     for group in groups:
         done, total = len(group.finished), len(group.runs)
         values = [measures(run) for run in group.finished]
-        cells = [plus_minus((v[name] for v in values), digits) for name, (_, digits) in columns.items()]
-        count = f"{done}" if done == total else f"{done} of {total} finished"
-        rows.append(Row([Cell(group.name, group.settings), count, *cells]))
-    return Table(["configuration", "runs", *(heading for heading, _ in columns.values())], rows)
+        count = f"{done} run{'s' * (done != 1)}" if done == total else f"{done} of {total} runs finished"
+        first = Cell(group.name, f"{count}; {group.settings}" if group.settings else count)
+        cells = [_cell([v[name] for v in values], digits) for name, (_, digits) in columns.items()]
+        rows.append(Row([first, *cells]))
+    return Table(["configuration", *(heading for heading, _ in columns.values())], rows, groups=titles)
+
+
+def _cell(values: Sequence[float], digits: int) -> Cell:
+    mean, std = mean_std(values)
+    text = "-" if math.isnan(mean) else f"{mean:.{digits}f}"
+    return Cell(text, "" if math.isnan(std) else f"± {std:.{digits}f}")
 
 
 def _result_notes(groups: Sequence[RunGroup]) -> list[str]:
+    best = [group.name for group in groups if group.runs[0].config.headline == "best"]
     notes = [
         "Values are mean ± sample standard deviation over the finished runs of a configuration, one run for "
         "each seed.",
@@ -176,6 +210,7 @@ def _result_notes(groups: Sequence[RunGroup]) -> list[str]:
         "classes.",
         "The last epoch is the result. The best epoch is chosen with the true labels of the same images and "
         "is optimistic.",
+        *([f"Preset release reports the {BEST}; it is the headline of {', '.join(best)}."] if best else []),
         "Seconds per epoch are the median over the epochs of a run, in wall-clock time, without the time "
         "for diagnosis.",
     ]
@@ -183,8 +218,8 @@ def _result_notes(groups: Sequence[RunGroup]) -> list[str]:
         notes.append(START_MEASURE)
     if measured(groups):
         notes.append(
-            "GDC, SOC, rho and cos are means over the steps at which they were measured; they are explained "
-            "below their figure."
+            "GDC, SOC, rho and cos are below, with the diagnostics: means over the steps at which they were "
+            "measured."
         )
     return notes
 
@@ -202,7 +237,8 @@ def _provenance(groups: Sequence[RunGroup]) -> Table:
     for group in groups:
         for run in group.runs:
             last, facts = run.lines["epoch"][-1], run.facts
-            cells = [run.path.name, group.name, str(run.config.seed), scores_text(last)]
+            scores = scores_text({name: last.get(name) for name in SCORES})
+            cells = [run.path.name, group.name, str(run.config.seed), scores]
             cells += [facts.split_hash[:12], facts.trunk[:12], _short(facts.commit)]
             cells += [", ".join(f"{name} {text}" for name, text in (facts.versions or {}).items() if text)]
             rows.append(Row(cells))

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagc_ops.files import fingerprint
-from eagc_ops.training.config import Config, ConfigError
+from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.engine.facts import RunFacts
 from eagc_ops.training.engine.run_folder import RunFolder
 
@@ -45,6 +45,11 @@ class Sweep(NamedTuple):
 def read_run(path: str | Path) -> RunRecord:
     """The record of a run that has finished at least one epoch."""
     folder = RunFolder.open(path)
+    if not SPECS[folder.config.dataset].truth:
+        raise ConfigError(
+            f"{path} is a discovery: nobody knows the truth of its images, so there are no accuracies to "
+            f"report; see {folder.path / 'categories.json'}"
+        )
     lines: dict[str, list[dict[str, Any]]] = {"step": [], "epoch": [], "diagnosis": []}
     for line in folder.metrics():
         lines.setdefault(line["kind"], []).append(line)

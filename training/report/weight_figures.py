@@ -15,12 +15,11 @@ from matplotlib.lines import Line2D
 from torch import Tensor
 
 from eagc_ops.kernels.formulas import projection_weight
+from eagc_ops.training.analysis.map_2d import PERPLEXITY, SEED
 from eagc_ops.training.data import GCDData
 from eagc_ops.training.report.drawing import COLOURS, DASHES, MARKERS, Picture, axes, picture
 from eagc_ops.training.report.weights import (
-    PERPLEXITY,
     SETS,
-    TSNE_SEED,
     KnownSubspace,
     Look,
     Looks,
@@ -156,7 +155,7 @@ def tsne_figure(looks: Sequence[Look], data: GCDData, positions: Tensor) -> Pict
         [
             "The classes are true classes, the last ones by index; every panel shows the same images.",
             f"Features of the encoder are scaled to unit norm; test transform, perplexity {perplexity:.3g}, "
-            f"PCA start, t-SNE seed {TSNE_SEED}.",
+            f"PCA start, t-SNE seed {SEED}.",
             _weights_note(looks),
             "Distances between clusters and their sizes mean nothing in a t-SNE.",
         ],

@@ -18,6 +18,7 @@ from torch.nn import functional as F
 from eagc_ops import Subspace
 from eagc_ops.console import one_line
 from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.training.analysis import map_2d
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import GCDData
 from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
@@ -27,7 +28,6 @@ from eagc_ops.training.report.runs import RunGroup, RunRecord
 MOST = 6  # groups that are looked at
 SETS = ("labelled", "known, unlabelled", "novel")
 CLASSES, POINTS = 10, 1000  # of a t-SNE
-TSNE_SEED, PERPLEXITY = 0, 30
 IMAGES = 6  # with attention maps
 
 
@@ -199,12 +199,7 @@ def class_name(data: GCDData, label: int) -> str:
 
 def tsne(points: Tensor) -> np.ndarray:
     """t-SNE (n, 2) of unit-norm features, because the methods' classifiers use directions only."""
-    from sklearn.manifold import TSNE
-
-    perplexity = min(PERPLEXITY, (len(points) - 1) / 3)
-    return TSNE(2, perplexity=perplexity, init="pca", random_state=TSNE_SEED).fit_transform(
-        F.normalize(points.double(), dim=1).numpy()
-    )
+    return map_2d.tsne(F.normalize(points.double(), dim=1).numpy())
 
 
 def attention_maps(encoder: AnchoredEncoder, images: Tensor) -> Tensor | None:

@@ -9,7 +9,13 @@ from eagc_ops.training import runs
 from eagc_ops.training.methods import METHODS
 
 
-@pytest.mark.parametrize("command", ["train", "evaluate", "report", "data", "demo", "table", "estimate-k"])
+@pytest.mark.parametrize(
+    "command",
+    [
+        *("train", "evaluate", "report", "data", "demo", "table", "estimate-k", "probe"),
+        *("discover", "predict", "export", "pretrain"),
+    ],
+)
 def test_every_command_has_help(command, capsys):
     assert command in COMMANDS
     code, out, err = call(capsys, command, "--help")

@@ -164,6 +164,8 @@ def test_help_shows_the_defaults_of_the_recipe_that_is_named():
         ("choose warm_start=True, or eagc=False", "choose --warm-start, or --no-eagc"),
         ("epochs, seed cannot change", "--epochs, --seed cannot change"),
         ("weights a/split_file.pth: no such file", "--weights a/split_file.pth: no such file"),
+        ("k cannot change (only root, log_every can)", "--k cannot change (only --root, --log-every can)"),
+        ("a SimGCD run (init); the root (seed 3)", "a SimGCD run (--init); the root (seed 3)"),
         ("the seed of root_x is k", "the seed of root_x is k"),
     ],
 )

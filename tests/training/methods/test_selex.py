@@ -603,7 +603,8 @@ def test_clusters_are_made_before_the_first_batch_of_every_epoch(tmp_path, monke
     def cluster(self, x, fixed, k, generator, name, restarts=1):
         made.append((name, self.training, torch.is_grad_enabled()))
         labels = torch.where(fixed >= 0, fixed, torch.arange(len(x)) % k)
-        return Clusters(labels, torch.nn.functional.one_hot(torch.arange(k), x.shape[1]).float(), 0.0)
+        centers = torch.nn.functional.one_hot(torch.arange(k), x.shape[1]).float()
+        return Clusters(labels, centers, 0.0, centers)
 
     monkeypatch.setattr(SelEx, "cluster", cluster)
     train(digits(eagc=False, batch_size=200), tmp_path / "run")

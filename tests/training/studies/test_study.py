@@ -1,0 +1,177 @@
+"""The study: its plan and test on recorded numbers, and the whole of it on a few images."""
+
+import itertools
+import json
+import math
+import os
+import re
+import shutil
+from dataclasses import replace
+
+import pytest
+import small_runs
+
+from eagc_ops.training.analysis.comparisons import bootstrap_interval, holm
+from eagc_ops.training.config import ConfigError
+from eagc_ops.training.paper import filling
+from eagc_ops.training.studies import evidence
+from eagc_ops.training.studies import study as module
+from eagc_ops.training.studies.evidence import compare, decision, write_evidence
+from eagc_ops.training.studies.running import run_study
+from eagc_ops.training.studies.study import ARMS, OUTCOME, Cell, Regime, Study, check_study, study_plan
+
+pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
+
+
+def recorded(eagc, null=0.3):
+    """Ten seeds of every arm: All of EAGC is that of the baseline plus `eagc`, of null runs plus or minus."""
+    base = [60.0 + 3 * math.sin(seed) for seed in range(10)]
+    more = {"baseline": [0.0] * 10, "null": [null, -null / 2] * 5, "AGA": [0.1] * 10, "EEP": [0.0] * 10}
+    more["EAGC"] = eagc
+    return {arm: [{"all": b + d} for b, d in zip(base, more[arm])] for arm in ARMS}
+
+
+def test_the_decision_is_the_registered_one():
+    steady = [1.0 + 0.1 * seed for seed in range(10)]
+    found = compare(recorded(steady), "EAGC")
+    assert found.paired.mean == pytest.approx(1.45)
+    assert found.floor == pytest.approx(0.3)
+    assert found.paired.p == pytest.approx(2 / 2**10)
+    assert 1.2 < found.low < 1.45 < found.high < 1.7
+    assert decision(found, 10 * found.paired.p) == "a gain"
+    assert decision(compare(recorded([-x for x in steady]), "EAGC"), 0.02) == "a loss"
+    assert decision(found, 0.051) == "nothing shown"
+    assert decision(compare(recorded(steady, null=1.6), "EAGC"), 0.02) == "below the noise floor"
+    few = {arm: values[:5] for arm, values in recorded(steady).items()}
+    assert decision(compare(few, "EAGC"), 0.01) == "too few seeds to decide"
+
+
+def test_holm_by_its_definition():
+    p_values = [0.004, 0.2, 0.03, 0.02, 0.9]
+    adjusted = holm(p_values)
+    # An adjusted p-value is the level at which the closed test rejects: the largest Bonferroni p-value of
+    # all sets of hypotheses that contain it.
+    for i, _ in enumerate(p_values):
+        sets = [
+            chosen for size in range(1, 6) for chosen in itertools.combinations(range(5), size) if i in chosen
+        ]
+        closed = max(min(1.0, len(chosen) * min(p_values[j] for j in chosen)) for chosen in sets)
+        assert adjusted[i] == pytest.approx(closed)
+    with_gap = holm([0.01, math.nan, math.nan])
+    assert with_gap[0] == pytest.approx(0.03)  # planned comparisons count
+    assert math.isnan(with_gap[1])
+
+
+def test_the_bootstrap_interval_is_that_of_all_resamples():
+    differences = [0.0, 1.0, 5.0]
+    means = sorted(sum(chosen) / 3 for chosen in itertools.product(differences, repeat=3))
+    low, high = bootstrap_interval(differences)
+    assert (low, high) == pytest.approx((means[0], means[-1]))  # 1 of 27 is more than 2.5 %
+    assert all(math.isnan(end) for end in bootstrap_interval([1.0]))
+
+
+@pytest.fixture
+def study(data, tmp_path, monkeypatch):
+    """Two regimes of two seeds and one recipe on a few images: 3 known of 5 classes, or as good as that."""
+    monkeypatch.setattr(module, "METHOD", "small")
+    settings = {
+        "dataset": "folder",
+        "image_size": 16,
+        "backbone": "vit_digits",
+        "batch_size": 30,
+        "reference_epochs": 1,
+        "reference_batch_size": 8,
+        "cache_views": 2,
+    }
+    regimes = (Regime(3, 5, 2, settings), Regime(4, 6, 2, settings))
+    return Study(tmp_path / "study", regimes, ("paper",), {"epochs": 1}, {"log_every": 1, **data})
+
+
+def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
+    assert "no time: the first run gives it" in study_plan(study)
+    first, _ = study.cells
+    said = []
+    assert run_study(study, [first], 1, said.append) == 0
+    assert said[0] == "3 known of 5 classes: 10 runs, 0 of them finished before"
+    assert said[1].startswith("     1 of 1: 3of5-paper-baseline-seed0")
+    assert "20 runs, 1 finished; left: about " in said[2]  # the plan again, now with a time
+    assert len(said) == 2 + 1 + 9
+    text = (study.output / "evidence.md").read_text()
+
+    for sentence in OUTCOME:
+        assert sentence in text
+    assert "1 of 2 planned comparisons are complete; the correction counts all." in text
+    rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
+    assert rows["| 3"][-1] == "too few seeds to decide |"
+    assert rows["| 4"][-1] == "not complete |"
+    assert 0 <= float(rows["| 3"][4]) <= 1  # the probe's AUC
+    listed = re.findall(r"^\| (\S+-seed\d) \| (.*) \|$", text, re.MULTILINE)
+    assert len(listed) == 20  # all that are planned
+    done = [run for run, what in listed if what.startswith("All ")]
+    assert done == [run.folder.name for run in study.runs() if run.cell == first]
+    assert {what for _, what in listed[10:]} == {"no epoch is finished"}
+    for figure in ("differences.svg", "curves-3of5-paper.svg"):
+        assert f"(figures/{figure})" in text
+        assert (study.output / "figures" / figure).read_text().startswith("<svg")
+
+    corrected = []
+    with monkeypatch.context() as patch:
+        patch.setattr(evidence, "holm", lambda p: corrected.extend(p) or [0.123, math.nan])
+        write_evidence(study)
+    assert corrected[0] == pytest.approx(float(rows["| 3"][8]), abs=1e-3)
+    assert math.isnan(corrected[1])  # the comparison that is not complete counts
+    assert " | 0.123 | too few seeds to decide |" in (study.output / "evidence.md").read_text()
+
+    configs = {run.arm: run.config for run in study.runs() if run.seed == 0 and run.cell == first}
+    assert {arm: (c.eagc, c.lambda_a, c.lambda_p) for arm, c in configs.items()} == {
+        "baseline": (False, 0.7, 0.5),
+        "null": (True, 1e-4, 1e-4),
+        "AGA": (True, 0.7, 0.0),
+        "EEP": (True, 0.0, 0.5),
+        "EAGC": (True, 0.7, 0.5),
+    }
+    assert all(config.warm_start for config in configs.values())  # the same start
+    assert len(list((study.output / "runs" / "references").glob("reference-*.safetensors"))) == 2  # by seed
+
+    # A second command goes on: a killed run is trained again, the others are not.
+    run = study.runs()[3].folder
+    before = {file: os.stat(file).st_mtime_ns for file in study.output.glob("runs/*/result.json")}
+    shutil.rmtree(run)
+    write_evidence(study)
+    assert "0 of 2 planned comparisons are complete" in (study.output / "evidence.md").read_text()
+    said.clear()
+    assert run_study(study, [first], 1, said.append) == 0
+    assert said[0] == "3 known of 5 classes: 10 runs, 9 of them finished before"
+    changed = [file for file, time in before.items() if os.stat(file).st_mtime_ns != time]
+    assert [file.parent for file in changed] == [run]
+    assert (study.output / "evidence.md").read_text() == text
+    assert "20 runs, 10 finished; left: about " in study_plan(study)
+
+    # A run that fails is counted, listed and tried again.
+    def fail(job):
+        raise FloatingPointError("the loss is not finite")
+
+    monkeypatch.setattr(filling, "run_job", fail)
+    shutil.rmtree(run)
+    assert run_study(study, [first], 1, said.append) == 1
+    assert "FAILED: the loss is not finite" in capsys.readouterr().err
+    assert f"| {run.name} | no epoch is finished |" in (study.output / "evidence.md").read_text()
+
+
+def test_seeds_and_epochs_are_fixed_when_a_study_begins(study):
+    module.begin_study(study)
+    check_study(study)
+    more = replace(study, regimes=[replace(regime, seeds=3) for regime in study.regimes])
+    for other in (more, replace(study, settings={"epochs": 2})):
+        with pytest.raises(ConfigError, match="holds a study with other seeds or epochs"):
+            check_study(other)
+    (study.output / "study.json").write_text("{")
+    with pytest.raises(ConfigError, match=r"study\.json is damaged"):
+        check_study(study)
+
+
+def test_the_regimes_and_recipes_of_the_command():
+    regimes = {known: (regime.classes, regime.seeds) for known, regime in module.REGIMES.items()}
+    assert regimes == {10: (60, 10), 5: (60, 10), 20: (60, 10), 50: (100, 5), 100: (200, 5)}
+    assert json.loads(json.dumps(Study(small_runs.Path("x")).design))["recipes"] == ["paper", "release"]
+    assert Cell(module.REGIMES[10], "paper") in Study(small_runs.Path("x")).cells

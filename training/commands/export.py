@@ -1,0 +1,33 @@
+"""`eagc export`."""
+
+from __future__ import annotations
+
+from eagc_ops.console import Parser, command, path
+from eagc_ops.places import writable_file
+from eagc_ops.training.commands.common import check_trained
+from eagc_ops.training.config import add_config_arguments, as_options
+
+SETTINGS = ("weights", "root", "split_file", "trunk_cache")
+
+
+@command("eagc export", as_options)
+def main(argv: list[str]) -> int:
+    """Write the network of a run to a file that torch alone can load (torch.export.load)."""
+    parser = Parser(prog="eagc export", description=main.__doc__)
+    parser.add_argument("run", type=path, metavar="RUN", help="folder of a complete run, of any method")
+    parser.add_argument(
+        "-o", "--output", type=path, required=True, metavar="FILE", help="file to write (.pt2)"
+    )
+    add_config_arguments(parser, SETTINGS)
+    settings = vars(parser.parse_args(argv))
+    run, output = settings.pop("run"), settings.pop("output")
+    if output.suffix != ".pt2":
+        parser.error(f"--output must end in .pt2, the type of files that torch.export writes, got {output}")
+    writable_file("--output", output)
+    check_trained(run, settings)
+
+    from eagc_ops.training.prediction import export  # torch takes seconds to import
+
+    export(run, output, **settings)
+    print(f"network: {output}    (torch.export.load({str(output)!r}).module())")
+    return 0

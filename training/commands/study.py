@@ -1,0 +1,125 @@
+"""`eagc study`.
+
+The output folder holds `runs/`, `trunk/`, `features/`, `probes/`, `evidence.md` and its `figures/`.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from eagc_ops.console import Parser, command, path, whole_number
+from eagc_ops.locks import lock
+from eagc_ops.places import writable_folder
+from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
+from eagc_ops.training.config import as_options
+from eagc_ops.training.studies.study import RECIPES, REGIMES, Cell, Study, check_study, study_plan
+
+
+@command("eagc study", as_options)
+def main(argv: list[str]) -> int:
+    """Train SimGCD with and without EAGC for more and fewer known classes, and write what that shows.
+
+    The outcome and its test were decided before the runs. The same command goes on with a study.
+    """
+    parser = Parser(prog="eagc study", description=main.__doc__)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=path,
+        default=Path("runs/study"),
+        metavar="FOLDER",
+        help="folder for runs and evidence.md [runs/study]",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="show the runs and their time, train nothing")
+    parser.add_argument(
+        "--background",
+        action="store_true",
+        help="go on in a process of its own, which outlives this terminal; its lines go to study.log",
+    )
+    parser.add_argument(
+        "--known",
+        type=whole_number(),
+        nargs="+",
+        choices=list(REGIMES),
+        default=list(REGIMES),
+        metavar="N",
+        help=f"train only regimes with these numbers of known classes now [{' '.join(map(str, REGIMES))}]",
+    )
+    parser.add_argument(
+        "--recipes",
+        nargs="+",
+        choices=list(RECIPES),
+        default=list(RECIPES),
+        help="train only these now [all]",
+    )
+    parser.add_argument(
+        "--seeds",
+        type=whole_number(most=MOST_SEEDS),
+        metavar="N",
+        help="seeds of every regime, fixed when the study begins [10; 5 from 50 known classes on]",
+    )
+    parser.add_argument(
+        "--epochs",
+        type=whole_number(),
+        metavar="N",
+        help="epochs of every run, fixed likewise [the recipe's]",
+    )
+    parser.add_argument(
+        "--jobs",
+        type=whole_number(most=MOST_JOBS),
+        metavar="N",
+        help="runs at a time [one for each core, up to 4]",
+    )
+    arguments = parser.parse_args(argv)
+    writable_folder("--output", arguments.output)
+    regimes = tuple(REGIMES.values())
+    if arguments.seeds is not None:
+        regimes = tuple(replace(regime, seeds=arguments.seeds) for regime in regimes)
+    epochs = {} if arguments.epochs is None else {"epochs": arguments.epochs}
+    study = Study(arguments.output, regimes, settings=epochs)
+    check_study(study)
+    now = [
+        cell
+        for cell in study.cells
+        if cell.regime.known in arguments.known and cell.recipe in arguments.recipes
+    ]
+    print(study_plan(study), flush=True)
+    if arguments.dry_run:
+        return 0
+    if arguments.background:
+        return _detach(argv, arguments.output)
+    return _run(study, now, arguments.jobs)
+
+
+def _run(study: Study, now: list[Cell], jobs: int | None) -> int:
+    # Accelerate, timm and matplotlib take seconds to import: a plan does not wait for them.
+    from eagc_ops.training.engine.jobs import default_jobs
+    from eagc_ops.training.studies.running import run_study
+
+    started = time.perf_counter()
+    with lock(study.output / ".lock", study.output):
+        failed = run_study(study, now, jobs or default_jobs("cpu"), lambda text: print(text, flush=True))
+    print(f"\nevidence: {study.output / 'evidence.md'}\n{time.perf_counter() - started:.0f} s in all")
+    if failed:
+        print(f"{failed} runs failed: run the same command to try them again")
+    return 1 if failed else 0
+
+
+def _detach(argv: list[str], output: Path) -> int:
+    output.mkdir(parents=True, exist_ok=True)
+    log = output / "study.log"
+    words = [word for word in argv if word != "--background"]
+    with log.open("ab") as lines:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "eagc_ops.cli", "study", *words],
+            stdin=subprocess.DEVNULL,
+            stdout=lines,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # a closed terminal does not end it
+        )
+    print(f"process {process.pid} goes on, its lines in {log}; kill -INT {process.pid} stops it, resumably")
+    return 0

@@ -1,0 +1,50 @@
+"""Train the runs of the study that are left, regime by regime."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+import torch
+
+from eagc_ops.training.analysis.probe import probe
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.frozen_features import frozen_features
+from eagc_ops.training.engine.jobs import unfinished
+from eagc_ops.training.paper.filling import jobs_of, train_jobs
+from eagc_ops.training.report.probe import write_probe
+from eagc_ops.training.studies.evidence import write_evidence
+from eagc_ops.training.studies.study import Cell, Regime, Study, begin_study, study_plan
+
+__all__ = ["run_study"]
+
+
+def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable[[str], None]) -> int:
+    """Train the runs of the cells `now` that are left, and write the evidence after every regime.
+
+    The evidence is that of the whole study. Returns the number of runs that failed; the same command tries
+    them again.
+    """
+    begin_study(study)
+    torch.set_num_threads(1)  # as in every process of `run_jobs`
+    failed = 0
+    for regime in dict.fromkeys(cell.regime for cell in now):
+        jobs = jobs_of([run for run in study.runs() if run.cell.regime == regime and run.cell in now])
+        left = unfinished(jobs)
+        say(f"{regime}: {len(jobs)} runs, {len(jobs) - len(left)} of them finished before")
+        _probe(study, regime)
+        if left and not any(run.folder.joinpath("result.json").exists() for run in study.runs()):
+            failed += train_jobs(left[:1], 1, say)
+            say(f"After the first run:\n{study_plan(study)}")
+            left = left[1:]
+        failed += train_jobs(left, at_a_time, say)
+        write_evidence(study)
+    return failed
+
+
+def _probe(study: Study, regime: Regime) -> None:
+    """Probe the labelled images of a regime, before its runs."""
+    file = study.probe_file(regime)
+    if not file.exists():
+        config = next(run.config for run in study.runs() if run.cell.regime == regime)
+        features, label = frozen_features(Experiment(config), study.output / "features")
+        write_probe(file, probe(features, label, seed=config.seed))

@@ -22,6 +22,7 @@ IDENTITY = (
     "form",
     "solve",
     "variant",
+    "pass",
     "way",
     "aperture",
     "images",
@@ -51,6 +52,8 @@ ANYWHERE = {  # judged on every machine, except in rows of a baseline, which is 
 # As ANYWHERE, but only on one machine: libraries split a product into as many launches as suit the GPU.
 ON_ONE_MACHINE = {
     "seconds",
+    "seconds_per_image",
+    "loading_seconds",
     "device_seconds",
     "host_seconds",
     "step_seconds",
@@ -73,6 +76,7 @@ BASELINES = {  # the other rows of a table are compared with these
     "released hooks",
     "released",
     "as released",
+    "as published",
     "full last block",
     "SimGCD, as released",
     "SimGCD, frozen trunk outside the graph",

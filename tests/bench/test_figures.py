@@ -82,15 +82,18 @@ def test_the_command_writes_readme_and_docs(tmp_path, monkeypatch, capsys):
 def test_the_results_are_of_committed_code_one_machine_and_one_day():
     results = {path.stem: load(path) for path in RESULTS.glob("*.json")}
     measured = ["conceptor", "operator", "overhead", "roofline", "throughput"]
-    assert sorted(results) == [*measured, "triangle"]
-    assert len({str([results[name][key] for key in ("machine", "versions")]) for name in measured}) == 1
-    # The conceptor and the counts of compiled code are compared with no other result; their sections name
-    # their own days.
+    assert sorted(results) == sorted([*measured, "loader", "triangle"])
+    origins = [str([results[name][key] for key in ("machine", "versions")]) for name in (*measured, "loader")]
+    assert len(set(origins)) == 1
+    # The conceptor, loading and the counts of compiled code are compared with no other result; their sections
+    # name their own days.
     assert len({results[name]["date"] for name in measured[1:]}) == 1
     uncommitted = [name for name, result in results.items() if result["commit"].endswith("+")]
     assert not uncommitted, "measured with uncommitted changes"
     assert results["roofline"]["measured"] == results["throughput"]["throughput"]
-    assert not any(results[name]["settings"]["quick"] for name in measured), "the short form is no result"
+    assert not any(results[name]["settings"]["quick"] for name in (*measured, "loader")), (
+        "the short form is no result"
+    )
 
 
 def test_the_fit_is_faster_than_the_released_one_and_exact():

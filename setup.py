@@ -99,6 +99,8 @@ setup(
     package_data={
         "eagc_ops": ["py.typed"],
         "eagc_ops.kernels.ptx": ["machine/*"],
+        "eagc_ops.training.data": ["glyphs.txt"],
+        "eagc_ops.training.models": ["vit_glyphs.*"],
         "eagc_ops.training.report": ["templates/*.j2"],
         "eagc_ops.training.paper": ["templates/*.j2"],
     },

@@ -15,10 +15,12 @@ from typing import Any
 
 from eagc_ops.bench import tables
 from eagc_ops.bench.measure import Spread
+from eagc_ops.bench.overhead import PAPER
 from eagc_ops.bench.results_file import load
 from eagc_ops.bench.steps import OURS, OURS_BASELINE, RELEASED_EAGC
 from eagc_ops.files import atomic_write
 from eagc_ops.table import Table
+from eagc_ops.training.config import SPECS
 
 ROOT = Path(__file__).resolve().parents[1]
 RESULTS = ROOT / "bench" / "results"
@@ -165,6 +167,29 @@ def overhead_section(results: Path) -> str:
     )
 
 
+def loader_section(results: Path) -> str:
+    content = load(results / "loader.json")
+    return _paragraphs(
+        f"{_measured_on(content)} {tables.loader_note(content)}",
+        tables.loader(content["loader"]),
+        tables.bars(content["bars"]),
+        _loader_remark(content["loader"]),
+    )
+
+
+def _loader_remark(rows: list[dict[str, Any]]) -> str:
+    """What one loading process would take of the paper's epoch, computed."""
+    printed = next(row for row in PAPER if row["data"] == "CUB")
+    epoch = printed["epoch_seconds"] / SPECS["cub"].train
+    training = {row["way"]: row["seconds_per_image"].median for row in rows if "two views" in row["pass"]}
+    shares = ", ".join(f"{seconds / epoch:.0%} {way}" for way, seconds in training.items())
+    return (
+        f"Computed, not measured: the paper's epoch of SimGCD on CUB takes {printed['epoch_seconds']} s on "
+        f"an A100, {epoch * 1e3:.1f} ms per image. One loading process of this CPU would be busy for this "
+        f"share of it: {shares}."
+    )
+
+
 def conceptor_section(results: Path) -> str:
     content = load(results / "conceptor.json")
     return _paragraphs(
@@ -199,6 +224,7 @@ SECTIONS = {
     "operator": operator_section,
     "throughput": throughput_section,
     "overhead": overhead_section,
+    "loader": loader_section,
     "conceptor": conceptor_section,
     "modelled": modelled_section,
     "triangle": triangle_section,

@@ -5,12 +5,15 @@ Every variant of the step is compared with the same variant without EAGC, and wi
 
 from __future__ import annotations
 
+import tempfile
+from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from eagc_ops.bench.epochs import epoch_rows, first_images, first_of, reference_rows, synthetic_data
+from eagc_ops.bench.epochs import epoch_rows, first_images, first_of, reference_rows
+from eagc_ops.bench.loader import photographs
 from eagc_ops.bench.measure import Spread, clock, interleave, ratio
 from eagc_ops.bench.operator import solve_rows
 from eagc_ops.bench.steps import OURS, OURS_BASELINE, RELEASED, VARIANTS, Setting, Step, make_setting
@@ -44,13 +47,26 @@ def overhead(
     """The settings and all tables of results.
 
     The epochs use the first `images` images of `data`, which must have been opened with `image_size`; None
-    stands for noise.
+    stands for synthetic photographs, and for noise in single steps.
     """
     if data is None:
-        name, pixels, subset = "noise", None, synthetic_data(images, image_size)
-    else:
-        name, subset = data.name, first_of(data, images)
-        pixels = first_images(train_loader(data, batch_size=rows // 2, seed=0).epoch(0), rows)
+        with tempfile.TemporaryDirectory() as folder:
+            subset = photographs(Path(folder), images, image_size)
+            return _overhead(backbone, rows, device, rounds, subset, None, image_size)
+    pixels = first_images(train_loader(data, batch_size=rows // 2, seed=0).epoch(0), rows)
+    return _overhead(backbone, rows, device, rounds, first_of(data, images), pixels, image_size)
+
+
+def _overhead(
+    backbone: str,
+    rows: int,
+    device: torch.device,
+    rounds: int,
+    subset: GCDData,
+    pixels: Tensor | None,
+    image_size: int,
+) -> dict[str, Any]:
+    images = len(subset.merged)
     fewer_rounds = max(rounds // 2, 5)  # for the parts that take long: whole epochs and evaluation passes
     classes = subset.known + subset.novel
     setting = make_setting(backbone, rows, device, pixels, image_size, subset.channels, subset.known, classes)
@@ -61,7 +77,7 @@ def overhead(
             "image_size": image_size,
             "rounds": rounds,
             "device": str(device),
-            "images": name,
+            "images": subset.name,
             "energy reference": "running",
         },
         "steps": step_rows(setting, rounds),

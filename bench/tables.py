@@ -307,6 +307,8 @@ def epochs(rows: Rows) -> Table:
                 "images drawn": r["images_drawn"],
                 "s": _seconds(r["seconds"]),
                 "speed-up": r["speed_up"],
+                # Results of earlier versions do not have it.
+                **({"of it loading": _percent(r["loading_share"])} if "loading_share" in r else {}),
                 "cache": cache,
             }
         )
@@ -343,6 +345,35 @@ def paper(rows: Rows) -> Table:
             }
         )
     return Table.of(lines)
+
+
+# Loading ----------------------------------------------------------------------------------------------------
+
+
+def loader(rows: Rows) -> Table:
+    return Table.of(
+        [
+            {
+                "pass": r["pass"],
+                "way": r["way"],
+                "ms per image": _milliseconds(r["seconds_per_image"]),
+                "speed-up": r["speed_up"],
+            }
+            for r in rows
+        ],
+        headings=2,
+    )
+
+
+def loader_note(results: dict[str, Any]) -> str:
+    settings, cache = results["settings"], results["cache"]
+    return (
+        f"{settings['images']} JPEG photographs of {settings['width']} x {settings['height']} pixels for an "
+        f"input of {settings['image_size']}; {settings['rounds']} rounds. The cache has "
+        f"{cache['bytes_per_image'] / 1e3:.0f} kB per image (the files: "
+        f"{cache['file_bytes_per_image'] / 1e3:.0f} kB) and takes "
+        f"{cache['build_seconds_per_image'] * 1e3:.1f} ms of CPU time per image to build."
+    )
 
 
 # The conceptor ----------------------------------------------------------------------------------------------

@@ -75,6 +75,11 @@ COMMANDS = {
         "train",
         "train with and without EAGC for more and fewer known classes, and write what that shows",
     ),
+    "pretrain": Command(
+        "eagc_ops.training.commands.pretrain",
+        "train",
+        "pretrain a small encoder on a data set, without labels or with those of other classes",
+    ),
     "selftest": Command(
         "eagc_ops.selftest_command",
         "",

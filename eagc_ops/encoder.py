@@ -58,7 +58,7 @@ class AnchoredEncoder(nn.Module):
         cls_only: bool = True,
     ) -> None:
         super().__init__()
-        _refuse_foreign_vit(vit)
+        self._refuse(vit, cls_only)
         blocks: Any = vit.blocks
         depth = len(blocks)
         if not (isinstance(grad_from_block, int) and 0 <= grad_from_block < depth):
@@ -66,8 +66,6 @@ class AnchoredEncoder(nn.Module):
                 f"grad_from_block must be one of the blocks 0..{depth - 1} of vit, got {grad_from_block!r}; "
                 f"{depth - 1} trains the last block, 0 trains them all"
             )
-        if cls_only:
-            _refuse_foreign_block(blocks[-1], f"blocks.{depth - 1}")
         self.vit: Any = vit  # Any: timm's models are not typed
         self.grad_from_block = grad_from_block
         self.cls_only = cls_only
@@ -109,12 +107,10 @@ class AnchoredEncoder(nn.Module):
                 "images require grad but pixel_grad=False would cut their gradient: pass pixel_grad=True, or "
                 "images.detach()"
             )
-        vit = self.vit
         with torch.set_grad_enabled(pixel_grad and torch.is_grad_enabled()):
-            x = vit.patch_embed(images)
+            x = self._embed(images)
             del images
-            x = vit.norm_pre(vit.patch_drop(vit._pos_embed(x)))
-            return self._run(vit.blocks[: self.grad_from_block], x)
+            return self._as_tokens(self._run(self.vit.blocks[: self.grad_from_block], x))
 
     def student(self, tokens: Tensor) -> Tensor:
         """z (B, D) of the student's tail."""
@@ -207,6 +203,28 @@ class AnchoredEncoder(nn.Module):
                 digest.update(data.numpy().tobytes())
         return digest.hexdigest()
 
+    @property
+    def token_shape(self) -> tuple[int, int]:
+        """(N, D) of an image's tokens after the trunk."""
+        return self.vit.patch_embed.num_patches + self.vit.num_prefix_tokens, self.vit.embed_dim
+
+    def _refuse(self, vit: nn.Module, cls_only: bool) -> None:
+        """Raise an error that names the part of a backbone that cannot be split or reproduced."""
+        _refuse_foreign_vit(vit)
+        if cls_only:
+            blocks: Any = vit.blocks
+            _refuse_foreign_block(blocks[-1], f"blocks.{len(blocks) - 1}")
+
+    def _embed(self, images: Tensor) -> Tensor:
+        """What enters block 0."""
+        vit = self.vit
+        x: Tensor = vit.norm_pre(vit.patch_drop(vit._pos_embed(vit.patch_embed(images))))
+        return x
+
+    def _as_tokens(self, x: Tensor) -> Tensor:
+        """What leaves the trunk, as (B, N, D)."""
+        return x
+
     def _in_tail(self, name: str) -> bool:
         return _block_index(name) >= self.grad_from_block
 
@@ -226,9 +244,9 @@ class AnchoredEncoder(nn.Module):
         return z
 
     def _checked(self, tokens: Tensor) -> Tensor:
-        if tokens.ndim != 3 or tokens.shape[2] != self.vit.embed_dim:
+        if tokens.ndim != 3 or tokens.shape[2] != self.token_shape[1]:
             raise ValueError(
-                f"tokens must be (B, N, {self.vit.embed_dim}) as trunk() returns them, got "
+                f"tokens must be (B, N, {self.token_shape[1]}) as trunk() returns them, got "
                 f"{tuple(tokens.shape)}"
             )
         return tokens

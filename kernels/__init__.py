@@ -8,7 +8,7 @@ Read the files in this order: `records` (inputs, settings, results), `formulas` 
 `torch_path` and `fused` (the fast implementations), `tiles` and `launch` (the host side of the Triton
 kernel), `dispatch` (the choice of an implementation), `aot` (compiling the Triton kernels for GPUs that are
 not present) with `assembly` (counting in the compiled code). `panels` keeps the triangle of S for the CPU
-path; `tuned` reads the tiles of `eagc tune`.
+path; `tuned` reads the tiles of `eagc tune` in the user's `cache_folder`.
 """
 
 from .dispatch import check_execution, coordinate, energies, implementation, labelled_energy, why_not_triton

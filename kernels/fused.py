@@ -208,7 +208,9 @@ def _arrive(counter_ptr, AMD: tl.constexpr):
         tl.inline_asm_elementwise(
             "s_waitcnt vmcnt(0)\nv_mov_b32 $0, $1", "=v,v", [lane], dtype=tl.int32, is_pure=False, pack=1
         )
-    tl.debug_barrier()  # every thread's stores come before the one thread's release
+    # Every thread's stores come before the one thread's release, and its acquire before their loads. Triton
+    # has barriers around an atomic operation too, but does not promise them.
+    tl.debug_barrier()
     earlier = tl.atomic_add(counter_ptr, 1, sem="acq_rel", scope="gpu")
     tl.debug_barrier()
     return earlier

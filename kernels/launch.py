@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
 
@@ -40,9 +40,9 @@ class Launch(NamedTuple):
 def coordinate(
     g: Tensor, inputs: Inputs, settings: Coordination, precision: Precision = "auto", tile: Tile | None = None
 ) -> Coordinated:
-    """`formulas.coordinate` in one launch, for at least one row; energy and tau of labelled rows are NaN.
+    """`formulas.coordinate` in one kernel, for at least one row; energy and tau of labelled rows are NaN.
 
-    Beyond SCAN_LIMIT rows a second, small launch comes first and lists the unlabelled rows.
+    A fill of its counters comes first and, beyond SCAN_LIMIT rows, a small kernel that lists unlabelled rows.
     """
     launches = coordinate_launches(g, inputs, settings, precision, tile)
     _run(launches, g.device)
@@ -157,8 +157,8 @@ def compiling(workers: int) -> Iterator[list[Future[Any]]]:
     futures: list[Future[Any]] = []
 
     class Noting(ThreadPoolExecutor):
-        def submit(self, *args: Any, **options: Any) -> Future[Any]:
-            futures.append(super().submit(*args, **options))
+        def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
+            futures.append(super().submit(_twice, function, *args, **options))
             return futures[-1]
 
     # Threads suffice: Triton's compiler releases Python's lock, and ptxas is a process.
@@ -171,6 +171,17 @@ def compiling(workers: int) -> Iterator[list[Future[Any]]]:
 
 
 _only_compile = False
+
+
+def _twice(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
+    """Call the function, and once more if Python mistakes two syntax trees for one.
+
+    Python 3.11 and 3.12 parsed in two threads with one counter at first (cpython issue 106905).
+    """
+    try:
+        return function(*args, **options)
+    except SystemError:
+        return function(*args, **options)
 
 
 def operand_dtype(dtype: torch.dtype, precision: Precision) -> torch.dtype:

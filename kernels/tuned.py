@@ -9,13 +9,13 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
-import os
 import warnings
 from pathlib import Path
 
 import torch
 import triton
 
+from .cache_folder import cache_folder
 from .tiles import Tile, architecture
 
 
@@ -35,8 +35,7 @@ def key(device: torch.device, rows: int, dim: int, dtype: torch.dtype, precision
 
 def path() -> Path:
     """The file; XDG_CACHE_HOME moves it."""
-    folder = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-    return Path(folder, "eagc-ops", "tiles.json")
+    return cache_folder() / "tiles.json"
 
 
 def read() -> dict[str, Tile]:

@@ -16,8 +16,8 @@ os.environ.setdefault("ONEDNN_MAX_CPU_ISA", "AVX512_CORE_FP16")  # read when tor
 # No test asks the Hugging Face hub, or finds what this machine has of it: read when its client is imported.
 os.environ.update(HF_HUB_OFFLINE="1", HF_HOME=os.path.join(tempfile.gettempdir(), "eagc-ops-no-hub"))
 
-# A shell starts what runs in its background with Ctrl-C ignored, and every child inherits that: tests that
-# press it would wait for ever.
+# A shell starts what runs in its background with Ctrl-C ignored, and every child inherits that: the tests
+# that press it would wait for ever.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 

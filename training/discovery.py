@@ -402,11 +402,12 @@ def _summary(content: dict[str, Any], request: Request) -> list[str]:
     new = [entry for entry in entries if entry["kind"] == "new"]
     doubtful = sum(entry["doubtful"] for entry in new)
     how = "estimated" if content["k_estimated"] else "given"
+    word = "category" if len(new) == 1 else "categories"
+    shares = [images[status] / images["unlabelled"] for status in ("doubtful", "nowhere")]
     lines = [
-        f"found {len(new)} new categories beside {len(entries) - len(new)} known ones (K = {content['k']}, "
-        f"{how}), {doubtful} of them doubtful; {images['doubtful'] / images['unlabelled']:.1%} of the "
-        f"{images['unlabelled']:,} images are doubtful, {images['nowhere'] / images['unlabelled']:.1%} fit "
-        "nowhere"
+        f"found {len(new)} new {word} beside {len(entries) - len(new)} known ones (K = {content['k']}, "
+        f"{how}), {doubtful} of them doubtful; of the {images['unlabelled']:,} images {shares[0]:.1%} are "
+        f"doubtful, {shares[1]:.1%} fit nowhere"
     ]
     for entry in new[:LISTED]:
         near = entry["nearest_known"]

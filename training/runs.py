@@ -29,7 +29,7 @@ from eagc_ops.training.engine.ranks import attended
 from eagc_ops.training.engine.run_folder import RunFolder, writing
 from eagc_ops.training.models.features import pretrained_features
 
-__all__ = ["evaluate", "resume", "run_job", "train"]
+__all__ = ["evaluate", "resume", "run_job", "train", "trained"]
 
 
 def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
@@ -75,6 +75,14 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
 
     `changes` may only touch settings of the machine.
     """
+    return Accuracy(**_evaluation(trained(output, which, **changes)).scores)
+
+
+def trained(output: str | Path, which: str = "last", **changes: Any) -> Experiment:
+    """The experiment of a run with its "last" or "best" weights, in eval mode.
+
+    `changes` may only touch settings of the machine.
+    """
     folder = RunFolder.open(output)
     if which not in ("last", "best"):
         raise ConfigError(f"which must be one of last, best, got {which!r}")
@@ -88,7 +96,8 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
     folder.check(experiment.facts)
     tensors, _ = experiment.read_checkpoint(folder.last if which == "last" else folder.best)
     experiment.student.load(tensors)
-    return Accuracy(**_evaluation(experiment).scores)
+    experiment.student.eval()
+    return experiment
 
 
 def run_job(job: Job) -> dict[str, Any]:

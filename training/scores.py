@@ -6,6 +6,8 @@ import math
 from collections.abc import Mapping
 
 SCORES = ("all", "old", "new")
+# The epochs that a run reports, in words
+EPOCHS = {"last": "last epoch", "best": "best epoch, chosen with the truth"}
 
 
 def scores_text(scores: Mapping[str, float | None], digits: int = 2) -> str:

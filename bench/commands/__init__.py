@@ -18,6 +18,7 @@ COMMANDS = {
     "throughput": "rows x D x dtype: released hooks, plain torch, torch.compile and this package",
     "roofline": "a picture: measured points of this device, modelled points of four GPUs",
     "overhead": "the paper's overhead table: steps, memory, evaluation, reference model, trunk cache",
+    "loader": "loading a photograph: as published, and from cached pixels",
     "conceptor": "S and Ebar from features: time, error, symmetry, eigenvalues",
     "estimate": "the search for the number of classes: as published, and with shared first centers",
     "all": "all of the above, with pictures",

@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from eagc_ops.bench.commands import conceptor, estimate, operator, overhead, roofline, throughput
+from eagc_ops.bench.commands import conceptor, estimate, loader, operator, overhead, roofline, throughput
 from eagc_ops.bench.commands.options import FEWER_ROUNDS, command_parser
 
 
@@ -37,6 +37,8 @@ def run(arguments: argparse.Namespace) -> int:
     throughput.run(options(throughput, "throughput"))
     print("\n## Overhead of EAGC in a training step\n", flush=True)
     overhead.run(options(overhead, "overhead", "--picture", str(folder / "overhead.svg")))
+    print("\n## Loading\n", flush=True)
+    loader.run(options(loader, "loader"))
     print("\n## Conceptor\n", flush=True)
     conceptor.run(options(conceptor, "conceptor"))
     print("\n## Number of classes\n", flush=True)

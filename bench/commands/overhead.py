@@ -21,7 +21,7 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser = command_parser("overhead", __doc__, output=RESULTS_FILE, quick="3 rounds instead of 9")
     rows = whole_number(most=4096, multiple_of=4, why="two views of every image, half the images labelled")
     rounds = "timed rounds; one takes about 25 s of CPU time with the defaults"
-    data = "real images of this data set, with its --root (default: noise)"
+    data = "real images of this data set, with its --root (default: synthetic photographs)"
     split = "class split of SSB data sets or of a plain image folder"
     parser.add_argument(
         "--backbone", choices=BACKBONES, default=BACKBONES[0], help="ViT to measure (default: %(default)s)"
@@ -36,7 +36,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     for option, value in (("--root", arguments.root), ("--split-file", arguments.split_file)):
         if value is not None and arguments.dataset is None:
             parser.error(
-                f"{option} {value} needs --dataset, the name of the data set; without both, noise is measured"
+                f"{option} {value} needs --dataset, the name of the data set; without both, synthetic "
+                "photographs are measured"
             )
     if arguments.dataset is not None:
         check_root(arguments.dataset, arguments.root, "--root")

@@ -12,6 +12,7 @@ import subprocess
 import tempfile
 from pathlib import Path
 
+from ..cache_folder import cache_folder
 from .decode import SOURCES
 
 # No contraction: a product and a sum in PTX are two roundings. Registers are read as different types.
@@ -39,7 +40,7 @@ def compiler() -> str | None:
 @functools.cache
 def library() -> ctypes.CDLL:
     """The compiled machine. Another source, compiler or processor gives another file in the cache."""
-    path = _cache() / f"machine-{_key()}.so"
+    path = cache_folder() / "ptx" / f"machine-{_key()}.so"
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         with open(path.parent / "lock", "w") as lock:  # one process builds, the others wait for it
@@ -49,11 +50,6 @@ def library() -> ctypes.CDLL:
     loaded = ctypes.CDLL(str(path))
     loaded.ptx_machine_run.restype = ctypes.c_int
     return loaded
-
-
-def _cache() -> Path:
-    home = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(home) / "eagc-ops" / "ptx"
 
 
 def _key() -> str:

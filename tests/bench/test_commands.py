@@ -10,6 +10,7 @@ from eagc_ops.bench import (
     commands,
     conceptor,
     estimate,
+    loader,
     operator,
     overhead,
     pictures,
@@ -257,6 +258,10 @@ COMMANDS = {  # stand-ins for the measuring, and the function that comes after i
         (pictures, "draw_roofline"),
     ),
     "overhead": ({(overhead, "overhead"): RESULTS}, (pictures, "draw_overhead")),
+    "loader": (
+        {(loader, "loader_tables"): {"settings": {}, "loader": ROWS, "cache": {}, "bars": ROWS}},
+        (tables, "loader_note"),
+    ),
     "conceptor": (
         {(conceptor, "conceptor_tables"): {"settings": {}, "times": ROWS, "quality": ROWS}},
         (tables, "conceptor_times"),
@@ -337,10 +342,12 @@ def test_all_is_every_command_with_its_file(tmp_path, monkeypatch):
             save(arguments.output, "throughput", {"throughput": ROWS})
         assert (measured == ROWS) == (arguments.command == "roofline")
 
-    for name in ("operator", "throughput", "overhead", "conceptor", "estimate", "roofline"):
+    for name in ("operator", "throughput", "overhead", "loader", "conceptor", "estimate", "roofline"):
         monkeypatch.setattr(f"eagc_ops.bench.commands.{name}.run", keep)
     assert main(["all", "--quick", "-o", str(tmp_path / "r")]) == 0
-    assert list(seen) == ["operator", "throughput", "overhead", "conceptor", "estimate", "roofline"]
+    assert list(seen) == [
+        *("operator", "throughput", "overhead", "loader", "conceptor", "estimate", "roofline")
+    ]
     assert all(own.quick and own.output == tmp_path / "r" / f"{name}.json" for name, own in seen.items())
     assert {name: own.picture for name, own in seen.items() if hasattr(own, "picture")} == {
         name: tmp_path / "r" / f"{name}.svg" for name in ("overhead", "roofline")

@@ -66,6 +66,19 @@ def test_epochs_see_every_image_as_often(results):
     assert [row["labelled_images"] for row in results["reference"]] == [4, 4, 4]
 
 
+def test_the_share_of_loading_is_that_of_the_epoch(results):
+    for row in results["epochs"]:
+        assert 0 < row["loading_share"].low <= row["loading_share"].high < 1
+        assert row["loading_seconds"].median < row["seconds"].median
+    # The published way decodes and resizes in every epoch
+    published, here, tokens = (row["loading_seconds"].median for row in results["epochs"])
+    assert min(published / here, published / tokens) > 2
+    shown = records(tables.epochs(results["epochs"]))
+    assert all("%" in line["of it loading"] for line in shown)
+    older = [{key: value for key, value in row.items() if "loading" not in key} for row in results["epochs"]]
+    assert "of it loading" not in records(tables.epochs(older))[0]
+
+
 def test_only_this_machine_is_called_measured(results):
     for name in ("steps", "evaluation", "epochs", "reference"):
         assert {row["kind"] for row in results[name]} == {"measured"}

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eagc_ops.bench.epochs import synthetic_data
+from eagc_ops.bench.loader import photographs
 from eagc_ops.bench.steps import (
     OURS,
     OURS_BASELINE,
@@ -159,7 +159,7 @@ def test_an_evaluation_pass_is_the_same_with_and_without_eagc(setting):
 
 
 def test_cached_tokens_and_pixels_give_the_same_step(setting, tmp_path):
-    data = synthetic_data(16, image_size=32)
+    data = photographs(tmp_path, 16, image_size=32)
     step, whole = Step(setting, BY_NAME[OURS]), Step(setting, BY_NAME[RELEASED_EAGC])
     cache = trunk_cache(tmp_path / "cache", step.encoder, data, views=2, progress=False)
     loaders = [

@@ -40,6 +40,8 @@ FACTS = {
         assert METHODS["mine"] is Mine
         mine = Mine(resolve("mine", "digits", "paper"), Problem(dim=8, known=2, classes=4, images=16))
         assert mine(torch.randn(6, 8))[0].shape == (6, 4)
+        from eagc_ops.staged_encoder import Stages
+        assert Stages(small(32, 1).stages, image_size=32, channels=1).embed_dim == 32
     """,
 }
 

@@ -58,6 +58,7 @@ AT_ONCE = [
     ("data download cifar10 --root file.txt", "--root file.txt is a file; name a folder"),
     ("data verify --dataset digits --deeep", "unknown option --deeep"),
     ("bench overhead --row 8", "unknown option --row; did you mean --rows?"),
+    ("bench loader --rounds 3", "unknown option --rounds"),
     ("bench conceptor --rounds 3", "unknown option --rounds"),
     ("bench operator --quik", "unknown option --quik; did you mean --quick?"),
     ("bench roofline --rows 64", "unknown option --rows"),
@@ -121,7 +122,15 @@ AT_ONCE = [
     ("probe --lambda-p -1", "--lambda-p must be >= 0, got -1.0"),
     ("demo --epochs 0", "--epochs: must be a whole number >= 1, got 0"),
     ("demo --seeds 100000000", "--seeds: must be <= 1,000, got 100000000"),
-    ("demo --pretrain-epochs -1", "--pretrain-epochs: must be a whole number >= 1, got -1"),
+    ("pretrain -o w.safetensors --epochs -1", "--epochs: must be a whole number >= 1, got -1"),
+    ("train --dataset glyphs --glyphs-classes 500", "--glyphs-classes must be <= 200, got 500"),
+    (
+        "train --dataset glyphs --glyphs-known 60",
+        "--glyphs-known must be < 60, the number of classes, got 60",
+    ),
+    ("train --glyphs-known 5", "--dataset digits does not use the settings of glyphs"),
+    ("train --evaluate-every 0", "--evaluate-every must be >= 1, got 0"),
+    ("train --projector-width 0", "--projector-width must be >= 1, got 0"),
     ("demo --jobs 0", "--jobs: must be a whole number >= 1, got 0"),
     ("table main --dataset digits --seeds 0", "--seeds: must be a whole number >= 1, got 0"),
     ("table main --dataset digits --seeds 9999999", "--seeds: must be <= 1,000, got 9999999"),
@@ -210,6 +219,8 @@ AT_ONCE = [
     ("train --weights empty.json", "--weights empty.json is empty (0 bytes)"),
     ("train --weights cut.safetensors", "--weights cut.safetensors: cannot be read, perhaps an incomplete"),
     ("train --weights cut.pth", "--weights cut.pth: cannot be read, perhaps an incomplete download"),
+    ("train --pixel-cache ''", "--pixel-cache is empty: name a path, or leave it out"),
+    ("train --pixel-cache file.txt", "--pixel-cache file.txt is a file; name a folder"),
     ("train --weights none", "--weights none: no such file; name a .pth or .safetensors file, pretrained or"),
     ("train --weights pretrained", "--weights pretrained: no weights of vit_digits are published"),
     ("train --dataset cifar10 --root full", "--weights pretrained: those of dino_vitb16 are not in the hub"),
@@ -298,6 +309,11 @@ AT_ONCE = [
     ("table main --dataset digits --weights nowhere.pth", "--weights nowhere.pth: no such file"),
     ("table overhead -o file.txt", "--output file.txt is a file; name a folder"),
     ("table overhead --dataset cub --root nowhere", "--root nowhere is not a folder"),
+    ("pretrain", "the following arguments are required: -o/--output"),
+    ("pretrain -o weights", "--output weights must end in .safetensors"),
+    ("pretrain -o w.safetensors --dataset digits --labels", "--labels: those of digits are what a run must"),
+    ("pretrain -o w.safetensors --dataset folder", "--root is missing: image folder needs a folder"),
+    ("data show --dataset digits -o picture.gif", "--output picture.gif must end in .png"),
     ("estimate-k --weights nowhere.pth", "--weights nowhere.pth: no such file"),
     ("estimate-k --dataset cub --root nowhere", "--root nowhere is not a folder"),
     ("probe --weights nowhere.pth", "--weights nowhere.pth: no such file"),
@@ -320,7 +336,9 @@ AT_ONCE = [
 ]
 
 BY_THE_DATA = [
-    ("train --backbone resnet50", "--backbone 'resnet50'"),
+    ("train --backbone mobilenetv3_small_100", "--backbone 'mobilenetv3_small_100'"),
+    ("train --backbone no_such_package:net", "--backbone 'no_such_package:net' cannot be imported"),
+    ("train --dataset digits --flip", "--flip: a mirrored digit is another one, or none"),
     ("train --backbone vit_nonesuch", "--backbone 'vit_nonesuch' is unknown; close names: "),
     (
         "train --backbone vit_tiny_patch16_224 --image-size 40",
@@ -421,6 +439,7 @@ HELP = [
     "--help",
     "data verify --help",
     "data download --help",
+    "data show --help",
     *(f"{name} --help" for name in (*COMMANDS, *BENCH)),
 ]
 # Runs every line in one process, and names the first that imports a package that takes seconds.

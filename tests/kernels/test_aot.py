@@ -277,7 +277,13 @@ def test_a_tile_that_repeats_products_is_seen_as_such(arch):
     "shape",
     [
         ("coordinate", "sm_90", "fp32", "auto", 65536, 768),
-        ("coordinate", "sm_80", "fp32", "tf32x3", 65536, 4096),  # of 255 registers none is left
+        pytest.param(  # of 255 registers none is left
+            ("coordinate", "sm_80", "fp32", "tf32x3", 65536, 4096),
+            marks=pytest.mark.skipif(
+                aot._version() < aot.TESTED_TRITON,
+                reason="the table is made for the Triton of constraints.txt; 3.6 spills 8 bytes here",
+            ),
+        ),
         ("coordinate", "sm_120", "bf16", "auto", 65536, 4096),
         ("coordinate", "sm_100", "bf16", "auto", 65536, 768),  # tensor instructions of the whole block
     ],

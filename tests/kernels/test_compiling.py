@@ -6,6 +6,7 @@ from operator_cases import SETTINGS, make_case
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
+import triton
 from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
@@ -35,7 +36,18 @@ def absent_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(driver, "_active", Absent())
 
 
-def test_every_kernel_is_compiled_once_and_none_is_launched():
+@pytest.mark.parametrize("mistakes", [0, 1])
+def test_every_kernel_is_compiled_once_and_none_is_launched(monkeypatch, mistakes):
+    """Even if Python mistakes the syntax trees of two threads for one."""
+    compile_kernel = triton.compiler.compile
+
+    def mistaken(*args, **options):
+        if calls.append(args) or len(calls) <= mistakes:
+            raise SystemError("AST constructor recursion depth mismatch (before=33, after=162)")
+        return compile_kernel(*args, **options)
+
+    calls = []
+    monkeypatch.setattr(triton.compiler, "compile", mistaken)
     case = make_case(20, 32)
     with launch.compiling(2) as compilations:
         for rows in (20, 24):  # one kernel serves both
@@ -44,6 +56,7 @@ def test_every_kernel_is_compiled_once_and_none_is_launched():
         launch.labelled_energy(case.inputs._replace(energy_ref=case.energy_ref.clone()), 0.9, update=True)
         assert len(compilations) == 2
     assert [type(x.result()).__name__ for x in compilations] == ["CompiledKernel"] * 2
+    assert len(calls) == 2 + mistakes
     for kernel in (launch.coordinate_kernel, launch.labelled_energy_kernel):
         (compiled,) = kernel.device_caches[0][0].values()
         assert "ptx" in compiled.asm

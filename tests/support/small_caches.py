@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import torch
 
 from eagc_ops.encoder import AnchoredEncoder
@@ -21,7 +22,16 @@ def first(subset, count):
 
 
 def make_data(labelled=20, unlabelled=30):
-    data = open_data("digits")
+    data, count = open_data("digits"), labelled + unlabelled
+    images = dataclasses.replace(
+        data.images, source=data.images.source[:count], targets=data.images.targets[:count]
+    )
+    order = np.random.RandomState(0).permutation(count)
+    parts = (np.sort(order[:labelled]), np.sort(order[labelled:]))
     return dataclasses.replace(
-        data, labelled=first(data.labelled, labelled), unlabelled=first(data.unlabelled, unlabelled)
+        data,
+        **{
+            name: ImageSubset(images, part, np.arange(10))
+            for name, part in zip(("labelled", "unlabelled"), parts)
+        },
     )

@@ -6,7 +6,7 @@ import argparse
 from typing import Any
 
 from eagc_ops.console import Parser, command, path
-from eagc_ops.places import MissingPlaceError, writable_file, writable_folder
+from eagc_ops.places import MissingPlaceError, PlaceError, writable_file, writable_folder
 from eagc_ops.training.config import DATASETS, SPECS
 from eagc_ops.training.config.places import check_root, check_split_file
 
@@ -18,10 +18,11 @@ def main(argv: list[str]) -> int:
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     _add_verify(commands)
     _add_download(commands)
+    _add_show(commands)
     arguments = parser.parse_args(argv)
     if arguments.command is None:
         parser.error(f"COMMAND is missing; choose one of {', '.join(commands.choices)}")
-    return _verify(arguments) if arguments.command == "verify" else _download(arguments)
+    return {"verify": _verify, "download": _download, "show": _show}[arguments.command](arguments)
 
 
 def _add_verify(commands: Any) -> None:
@@ -107,4 +108,31 @@ def _download(arguments: argparse.Namespace) -> int:
     if home is None:
         print(f"{root / spec.inner} is there already: nothing is fetched")
     print(f"eagc data verify --dataset {name} --root {root}    compares it with the published counts")
+    return 0
+
+
+def _add_show(commands: Any) -> None:
+    line = "draw sample images: a row for each of the first classes"
+    show = commands.add_parser("show", help=line, description=line)
+    show.add_argument("--dataset", required=True, choices=DATASETS, help="data set")
+    show.add_argument("--root", type=path, help="its folder, unless the images come with a package")
+    show.add_argument(
+        "-o", "--output", type=path, required=True, metavar="FILE", help="picture to write (.png)"
+    )
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    output = arguments.output
+    check_root(arguments.dataset, arguments.root, "--root")
+    if output.suffix != ".png":
+        raise PlaceError(f"--output {output} must end in .png")
+    writable_file("--output", output)
+
+    from eagc_ops.training.data import read_images
+    from eagc_ops.training.report.image_sheets import write_samples
+
+    images = read_images(arguments.dataset, arguments.root)
+    output.parent.mkdir(parents=True, exist_ok=True)
+    write_samples(output, images)
+    print(f"samples: {output}")
     return 0

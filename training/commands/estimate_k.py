@@ -8,7 +8,6 @@ from eagc_ops.console import Parser, command, whole_number
 from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import RUNS
 from eagc_ops.training.config import (
-    SPECS,
     add_config_arguments,
     as_options,
     config_from_arguments,
@@ -21,6 +20,7 @@ SETTINGS = (
     "root",
     "split_file",
     "skip_unreadable",
+    "glyphs",
     "image_size",
     "backbone",
     "weights",
@@ -61,13 +61,13 @@ def main(argv: list[str]) -> int:
     # The batch size is not used, but it must fit a small data set.
     config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
     check_run(config)
-    known = SPECS[config.dataset].known
+    known = config.spec.known
     if search["largest"] is not None and search["largest"] <= known:
         parser.error(
             f"--largest must be > {known}, the number of known classes of {config.dataset}, "
             f"got {search['largest']}"
         )
-    own_encoder = "weights" not in settings and config.backbone == SPECS[config.dataset].own_encoder
+    own_encoder = "weights" not in settings and config.backbone == config.spec.own_encoder
     if own_encoder:
         writable_folder("the folder of encoders,", RUNS)
 

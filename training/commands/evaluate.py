@@ -8,7 +8,7 @@ from eagc_ops.training.commands.common import MOVED, is_main_process
 from eagc_ops.training.config import add_config_arguments, as_options
 from eagc_ops.training.engine.preconditions import changed, check_run
 from eagc_ops.training.engine.run_folder import RunFolder
-from eagc_ops.training.scores import scores_text
+from eagc_ops.training.scores import EPOCHS, scores_text
 
 
 @command("eagc evaluate", as_options)
@@ -34,5 +34,5 @@ def main(argv: list[str]) -> int:
 
     scores = runs.evaluate(run, which, **settings)
     if is_main_process():
-        print(scores_text(scores._asdict()))
+        print(f"{EPOCHS[which]}: {scores_text(scores._asdict())}")
     return 0

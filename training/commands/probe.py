@@ -17,6 +17,7 @@ SETTINGS = (
     "root",
     "split_file",
     "skip_unreadable",
+    "glyphs",
     "image_size",
     "backbone",
     "weights",

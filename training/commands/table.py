@@ -31,6 +31,7 @@ DEFAULTS: dict[str, Any] = {
     "seeds": 3,
     "jobs": None,
     "trunk_cache": False,
+    "null": False,
     "pretrain_epochs": 10,
     "dataset": None,
     "backbone": None,
@@ -103,12 +104,19 @@ def table_parser() -> Parser:
         help="keep the frozen trunk's tokens on disk (digits: always; SPTNet: never)",
     )
     parser.add_argument(
+        "--null",
+        action="store_true",
+        help="also train null runs, with both lambdas 1e-4: the noise floor of the paired differences",
+    )
+    parser.add_argument(
         "--pretrain-epochs",
         type=whole_number(),
         metavar="N",
         help="epochs of pretraining, for digits without --weights [10]",
     )
-    parser.add_argument("--dataset", choices=DATASETS, help="data set to fill in; digits needs no download")
+    parser.add_argument(
+        "--dataset", choices=DATASETS, help="data set to fill in; glyphs and digits need no download"
+    )
     parser.add_argument(
         "--backbone",
         metavar="VIT",
@@ -132,6 +140,7 @@ def _order(dataset: str, options: Mapping[str, Any]) -> Order:
         preset=options["preset"],
         seeds=options["seeds"],
         trunk_cache=options["trunk_cache"],
+        null=options["null"],
         settings={"epochs": options["epochs"]} if "epochs" in options else {},
         places={name: options[name] for name in PLACES if name in options},
     )

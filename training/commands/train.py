@@ -12,7 +12,7 @@ from eagc_ops.interrupts import go_on_with
 from eagc_ops.training.commands.common import RUNS, is_main_process
 from eagc_ops.training.config import (
     CONFIGS,
-    SPECS,
+    NULL,
     Config,
     add_config_arguments,
     as_options,
@@ -21,7 +21,7 @@ from eagc_ops.training.config import (
 )
 from eagc_ops.training.engine.preconditions import changed, check_run
 from eagc_ops.training.engine.run_folder import RunFolder
-from eagc_ops.training.scores import scores_text
+from eagc_ops.training.scores import EPOCHS, scores_text
 
 
 @command("eagc train", as_options)
@@ -44,7 +44,7 @@ def main(argv: list[str]) -> int:
         print(f"{run} is trained: type its `eagc discover` command again to write what was found")
     elif is_main_process():
         for which in sorted(("last", "best"), key=lambda which: which != result["headline"]):
-            print(f"{which} epoch ({result[which]['epoch'] + 1}): {scores_text(result[which])}")
+            print(f"{EPOCHS[which]} ({result[which]['epoch'] + 1}): {scores_text(result[which])}")
         if start := result.get("best_start"):
             print(
                 f"best start of an epoch ({start['epoch'] + 1}): {scores_text(start)}    (as the released "
@@ -64,7 +64,7 @@ def header(config: Config, run: Path, device: str) -> str:
     simgcd with EAGC (preset paper) on scikit-learn digits: 1,797 images, 5 known of K = 10 classes
     20 epochs, 128 images per step, seed 0, on cpu -> runs/first
     """
-    spec = SPECS[config.dataset]
+    spec = config.spec
     k = {None: spec.known + spec.novel or "the number of", "estimate": "an estimated number of"}
     images = f"{spec.train:,} images, {spec.known} known of " if spec.train else ""
     return (
@@ -117,7 +117,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--output",
         type=path,
         metavar="RUN",
-        help="folder of the run [runs/<data set>-<method>-<preset>[-no-eagc]-seed<seed>]",
+        help="folder of the run [runs/<data set>-<method>-<preset>[-no-eagc|-null]-seed<seed>]",
     )
     parser.add_argument(
         "--resume",
@@ -149,4 +149,5 @@ def _import_method(argv: list[str]) -> None:
 
 def _default_name(config: Config) -> str:
     off = "-no-eagc" if config.preset != "baseline" and not config.eagc else ""
-    return f"{config.dataset}-{config.method}-{config.preset}{off}-seed{config.seed}"
+    null = "-null" if config.eagc and config == config.replace(**NULL) else ""
+    return f"{config.dataset}-{config.method}-{config.preset}{off}{null}-seed{config.seed}"

@@ -17,10 +17,11 @@ class Backbone(NamedTuple):
     timm_name: str = ""  # "": built here
     file: str = ""  # the published weights
     publisher: str = ""  # GitHub repository of the weights
+    bundled: str = ""  # file of the weights that come with this package
 
 
 # Only reg4 of DINOv2 is listed: without registers, position embeddings are resized differently from one
-# implementation to the next. vit_digits has 4 x 4 patches at every size.
+# implementation to the next. vit_digits has 4 x 4 patches at every size, vit_glyphs a convolutional stem.
 BACKBONES = {
     "dino_vitb16": Backbone(
         12,
@@ -39,16 +40,21 @@ BACKBONES = {
         "facebookresearch/dinov2",
     ),
     "vit_digits": Backbone(4, 96, 4),
+    "vit_glyphs": Backbone(3, 192, 8, bundled="vit_glyphs.safetensors"),
 }
 
 
 def is_published(name: str) -> bool:
-    """Whether weights of the backbone are published: of every one that timm builds.
+    """Whether there are weights of the backbone: of every one that timm builds, or they come along.
 
-    >>> is_published("dino_vitb16"), is_published("vit_tiny_patch16_224"), is_published("vit_digits")
-    (True, True, False)
+    The weights of a module of the user's own are those that its factory gives it.
+
+    >>> [is_published(name) for name in ("dino_vitb16", "vit_tiny_patch16_224", "vit_glyphs", "vit_digits")]
+    [True, True, True, False]
     """
-    return name not in BACKBONES or bool(BACKBONES[name].timm_name)
+    if name in BACKBONES:
+        return bool(BACKBONES[name].timm_name or BACKBONES[name].bundled)
+    return ":" not in name
 
 
 def image_size_error(name: str, image_size: int, multiple: int) -> str:

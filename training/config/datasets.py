@@ -32,8 +32,9 @@ class Spec:
     bundled: str = ""  # package that contains the images; such a data set has no root
     channels: int = 3
     image_size: int = 224  # default side of the square input, in pixels
-    transforms: Literal["protocol", "digits"] = "protocol"  # key of `data.transforms.TRANSFORMS`
-    own_encoder: str | None = None  # backbone to pretrain on these images if no published weights fit
+    transforms: Literal["protocol", "digits", "glyphs"] = "protocol"  # key of `data.transforms.TRANSFORMS`
+    flip: bool = True  # whether a mirrored image is an image of the same class
+    own_encoder: str | None = None  # backbone made for these images, as no published weights fit
     truth: bool = True  # False: nobody knows the classes of the unlabelled images (`eagc discover`)
     small: bool = False  # a CPU trains it in minutes; good for a demonstration, not for judging accuracy
 
@@ -150,7 +151,24 @@ SPECS: dict[str, Spec] = {
         channels=1,
         image_size=16,
         transforms="digits",
+        flip=False,
         own_encoder="vit_digits",
+        small=True,
+    ),
+    "glyphs": Spec(
+        title="glyphs",
+        # Counts of the default settings; `Config.spec` has those of a configuration.
+        known=10,
+        novel=50,
+        train=1_800,
+        pool=300,
+        layout="nothing: the images are drawn with the fonts of matplotlib",
+        bundled="matplotlib",
+        channels=1,
+        image_size=32,
+        transforms="glyphs",
+        flip=False,
+        own_encoder="vit_glyphs",
         small=True,
     ),
 }

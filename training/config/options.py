@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from pydantic.fields import FieldInfo
 
 from eagc_ops.training.config.datasets import DATASETS, SPECS
-from eagc_ops.training.config.presets import PRESETS, resolve
+from eagc_ops.training.config.presets import NULL, PRESETS, resolve
 from eagc_ops.training.config.schema import CONFIGS, Config
 from eagc_ops.training.config.settings import ConfigError, Settings, describe, is_group, kinds
 
@@ -61,7 +61,10 @@ def as_options(error: Exception) -> str:
     # A setting with its value; a group's setting; the first words; a list in parentheses; and names that are
     # no English words. What stands in a path is left alone.
     text = re.sub(rf"(?<![\w./-])({any_name})=('[^']*'|[^\s;:,()]+)", _option_with_value, text)
-    text = re.sub(r"(?<![\w./-])diagnose\.(\w+)", lambda found: _flag(f"diagnose_{found[1]}"), text)
+    groups = "|".join(
+        name for name, field in Config.model_fields.items() if is_group(kinds(field.annotation)[0])
+    )
+    text = re.sub(rf"(?<![\w./-])({groups})\.(\w+)", lambda found: _flag(f"{found[1]}_{found[2]}"), text)
     first = re.match(rf"(?:(?:{any_name})(?:, |(?=[ :])))+", text)
     if first:
         text = re.sub(r"\w+", lambda found: _flag(found[0]), first[0]) + text[first.end() :]
@@ -114,13 +117,22 @@ def _add_option(section: Any, name: str, field: FieldInfo, default: str) -> None
     allowed = kinds(field.annotation)
     settings = {"dest": name, "default": argparse.SUPPRESS, "help": _help(field, default)}
     if is_group(allowed[0]):
-        section.add_argument(_flag(name), action=_GroupOnOff, **settings)
+        if type(None) in allowed:  # it can be switched off
+            section.add_argument(_flag(name), action=_GroupOnOff, **settings)
         _add_group_options(section, name, allowed[0])
     elif name == "eagc":
         words = {"nargs": "?", "choices": ("init", "on"), "metavar": "init|on"}
         section.add_argument("--eagc", action=_Eagc, **words, **settings)
         off = {**settings, "help": "the same run without the coordinator"}
         section.add_argument("--no-eagc", action="store_false", **off)
+        section.add_argument(
+            "--null",
+            action=_Null,
+            nargs=0,
+            default=argparse.SUPPRESS,
+            help="a null run: both lambdas 1e-4, so that its difference to --no-eagc is rounding alone, the "
+            "noise floor of a comparison",
+        )
     elif allowed[0] is bool:
         section.add_argument(_flag(name), action=argparse.BooleanOptionalAction, **settings)
     elif name in ("method", "dataset"):
@@ -177,6 +189,14 @@ class _Eagc(argparse.Action):
         namespace.eagc = True
         if values:
             namespace.sptnet_eagc = values
+
+
+class _Null(argparse.Action):
+    """--null sets both strengths to almost nothing."""
+
+    def __call__(self, parser: Any, namespace: Any, values: Any, option_string: str | None = None) -> None:
+        for name, value in NULL.items():
+            setattr(namespace, name, value)
 
 
 class _GroupOnOff(argparse.BooleanOptionalAction):

@@ -9,14 +9,15 @@ eagc_ops.training.config.settings.ConfigError: lambda_p must be >= 0, got -1.0
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
 from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from eagc_ops.training.config.backbones import BACKBONES, image_size_error, is_published
-from eagc_ops.training.config.datasets import SPECS
-from eagc_ops.training.config.settings import MACHINE, ConfigError, Settings
+from eagc_ops.training.config.datasets import SPECS, Spec
+from eagc_ops.training.config.settings import ADDED, MACHINE, ConfigError, Settings
 
 # Places. An empty one is most often a shell variable that is not set.
 Place = Annotated[str, Field(min_length=1)]
@@ -48,6 +49,26 @@ class Diagnosis(Settings):
     k: int = Field(16, ge=1, description="number of leading directions in SOC")
 
 
+class Glyphs(Settings):
+    """The images of the data set `glyphs`."""
+
+    classes: int = Field(60, ge=2, le=200, description="characters, known and novel")
+    known: int = Field(10, ge=1, description="known characters")
+    per_class: int = Field(30, ge=2, le=1000, description="images of every character")
+    strength: float = Field(
+        0.7, ge=0, le=1, description="strength of the deformations; 0: plain drawings, 1: hard to read"
+    )
+
+    @model_validator(mode="after")
+    def _some_are_novel(self) -> Self:
+        if self.known >= self.classes:
+            raise ConfigError(
+                f"known must be < {self.classes}, the number of classes, got {self.known}; at least one must "
+                "be novel"
+            )
+        return self
+
+
 class Config(Settings):
     """All settings of a run. Each change that the released EAGC makes to a recipe has its own setting."""
 
@@ -56,7 +77,7 @@ class Config(Settings):
 
     # Method and data
     method: str = Field("simgcd", description="GCD method")
-    dataset: str = Field("digits", description="data set; 'digits' needs no download")
+    dataset: str = Field("digits", description="data set; 'glyphs' and 'digits' need no download")
     preset: Literal["baseline", "paper", "release"] = Field(
         "paper",
         description="recipe: the method's own without EAGC, that of the paper's text, "
@@ -74,8 +95,14 @@ class Config(Settings):
     image_size: int | None = Field(
         None, ge=1, le=4096, description="side of the square input in pixels; none: the data set's own"
     )
+    flip: Annotated[bool | None, ADDED] = Field(
+        None,
+        description="mirror half of the training views; none: if a mirrored image of this data set is one of "
+        "the same class",
+    )
     backbone: str = Field(
-        "dino_vitb16", description="ViT encoder: dino_vitb16, dinov2_vitb14_reg4, vit_digits or a timm name"
+        "dino_vitb16",
+        description="ViT encoder: dino_vitb16, dinov2_vitb14_reg4, vit_glyphs, vit_digits or a timm name",
     )
     weights: Annotated[Place, MACHINE] = Field(
         "pretrained",
@@ -83,6 +110,7 @@ class Config(Settings):
         "random (from the seed), or a file (.pth or .safetensors); digits: if left out, an encoder is "
         "pretrained first",
     )
+    glyphs: Annotated[Glyphs, ADDED] = Field(Glyphs(), description="images of the data set glyphs")
     k: Annotated[int, Field(ge=1)] | Literal["estimate"] | None = Field(
         None,
         description="number of classes to train for, known and novel; "
@@ -131,6 +159,10 @@ class Config(Settings):
     )
     mlp_head_layers: int = Field(
         0, ge=0, le=2, description="layers of the extra MLP between encoder and heads (0, 1 or 2)"
+    )
+
+    projector_width: Annotated[int, ADDED] = Field(
+        2048, ge=1, le=2**16, description="hidden units of the projector (published: 2048)"
     )
 
     # The reference model, trained once on labelled data
@@ -193,7 +225,18 @@ class Config(Settings):
         20, ge=1, description="steps between log lines; only then are values read from the device"
     )
     checkpoint_every: Annotated[int, MACHINE] = Field(
-        0, ge=0, description="steps between checkpoints inside an epoch; 0: at the end of every epoch"
+        0, ge=0, description="steps between checkpoints inside an epoch; 0: none inside"
+    )
+    checkpoint_epochs: Annotated[int, MACHINE] = Field(
+        1, ge=1, description="epochs between checkpoints at the end of an epoch; the last epoch has one"
+    )
+    evaluate_every: Annotated[int, ADDED] = Field(
+        1,
+        ge=1,
+        description="epochs between evaluations, among which the best epoch is found; the last epoch has one",
+    )
+    tensorboard_every: Annotated[int, MACHINE] = Field(
+        1, ge=0, description="epochs between those whose numbers TensorBoard gets; 0: it gets none"
     )
     diagnose: Annotated[Diagnosis | None, MACHINE] = Field(
         None,
@@ -221,6 +264,11 @@ class Config(Settings):
             raise ConfigError(
                 f"weights='pretrained': no weights of {self.backbone} are published; leave it out, or name a "
                 "file"
+            )
+        if self.dataset != "glyphs" and self.glyphs != Glyphs():
+            raise ConfigError(
+                f"dataset={self.dataset!r} does not use the settings of glyphs: leave them out, or choose "
+                "dataset='glyphs'"
             )
         if self.batch_size % self.accumulation:
             raise ConfigError(
@@ -255,6 +303,20 @@ class Config(Settings):
                 "set it to 1 to diagnose"
             )
         return self
+
+    @property
+    def spec(self) -> Spec:
+        """Published facts about the data set; those of `glyphs` follow from its settings."""
+        spec, glyphs = SPECS[self.dataset], self.glyphs
+        if self.dataset != "glyphs":
+            return spec
+        counts = {
+            "known": glyphs.known,
+            "novel": glyphs.classes - glyphs.known,
+            "train": glyphs.classes * glyphs.per_class,
+            "pool": glyphs.known * glyphs.per_class,
+        }
+        return replace(spec, **counts)
 
     @property
     def has_operator(self) -> bool:
@@ -297,7 +359,7 @@ class Config(Settings):
 
     def published_sizes(self) -> Sizes:
         """The sizes that are known without opening the data set or building the backbone."""
-        spec, backbone = SPECS[self.dataset], BACKBONES.get(self.backbone)
+        spec, backbone = self.spec, BACKBONES.get(self.backbone)
         return Sizes(
             known=spec.known or None,
             images=spec.train or None,
@@ -324,6 +386,15 @@ class Config(Settings):
     def machine_settings(cls) -> tuple[str, ...]:
         """Names of the settings that may change when a run is resumed, as they do not affect its numbers."""
         return tuple(name for name, field in cls.model_fields.items() if MACHINE in field.metadata)
+
+    @classmethod
+    def added_settings(cls) -> dict[str, Any]:
+        """Defaults, JSON-ready, of the settings that earlier versions did not have."""
+        added = {name: field for name, field in cls.model_fields.items() if ADDED in field.metadata}
+        return {
+            name: value.model_dump() if isinstance(value := field.get_default(), Settings) else value
+            for name, field in added.items()
+        }
 
     @classmethod
     def help_texts(cls) -> dict[str, str]:
@@ -500,8 +571,8 @@ def from_json(values: Any) -> Config:
     if not isinstance(values, dict) or not isinstance(values.get("method"), str):
         raise ConfigError("a configuration must be a JSON object with a key 'method'")
     cls = config_class(values["method"])
-    # A setting of the machine that an earlier version did not have has its default: it affects no number.
-    free = cls.machine_settings()
+    # A setting that an earlier version did not have has its default: it affects no number of that run.
+    free = {*cls.machine_settings(), *cls.added_settings()}
     missing = [name for name in cls.model_fields if name not in values and name not in free]
     if missing:
         raise ConfigError(

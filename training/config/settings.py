@@ -14,6 +14,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 MACHINE: Final = "machine"
 """Marks a setting (`Annotated[int, MACHINE]`) that affects no number of a run; resuming may change it."""
+ADDED: Final = "added"
+"""Marks a setting that earlier versions lacked. Its default is what they did, so their runs can be read."""
 
 
 class ConfigError(ValueError):

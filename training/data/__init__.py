@@ -5,15 +5,17 @@ Read the files in the order in which data passes through them:
 1. `catalog`       a root on disk -> images in a fixed order with their class index (`read_images`)
 2. `splits`        known and novel classes, the labelled half of the known images, labels (`class_split`)
 3. `transforms`    the train and test transforms of the protocol
-4. `gcd`           all of this as one object (`open_data` -> `GCDData`)
-5. `loaders`       batches with keyed random draws (`train_loader`, `labelled_loader`, `evaluation_loader`)
-6. `trunk_cache`   tokens of the frozen trunk on disk, which can take the place of images (`trunk_cache`)
-7. `batches`       all loaders of a run, over images or over cached tokens (`batches`)
-8. `rows`          a batch as rows on the device of the student (`rows_of`)
+4. `pixel_cache`   decoded and resized images on disk, which can take the place of files (`pixel_cache`)
+5. `gcd`           all of this as one object (`open_data` -> `GCDData`)
+6. `loaders`       batches with keyed random draws (`train_loader`, `labelled_loader`, `evaluation_loader`)
+7. `trunk_cache`   tokens of the frozen trunk on disk, which can take the place of images (`trunk_cache`)
+8. `batches`       all loaders of a run, over images or over cached tokens (`batches`)
+9. `rows`          a batch as rows on the device of the student (`rows_of`)
 
-`verification` opens all files of a root and compares it with the published counts (`verify`). `image_files`
-reads an image, and the list of files that a run leaves out. `pickles` reads published pickle files
-safely. Published facts about the data sets (`SPECS`) are in `config/datasets.py`.
+`download` fetches a data set, and `verification` opens all files of a root and compares it with the published
+counts (`verify`). `image_files` reads an image, and the list of files that a run leaves out. `cache_files`
+has what both caches share. `pickles` reads published pickle files safely. Published facts about the data sets
+(`SPECS`) are in `config/datasets.py`.
 
 >>> import torch
 >>> data = open_data("digits")

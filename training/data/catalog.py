@@ -21,8 +21,12 @@ from torchvision.datasets.folder import IMG_EXTENSIONS
 
 from eagc_ops.training.config.datasets import DATASETS, SPECS
 from eagc_ops.training.config.places import check_root
+from eagc_ops.training.config.schema import Glyphs
+from eagc_ops.training.data.glyphs import drawn_glyphs
 from eagc_ops.training.data.image_files import image_size, read_image
 from eagc_ops.training.data.pickles import ARRAYS, read_pickle
+
+DEFAULT_GLYPHS = Glyphs()
 
 
 @dataclass(frozen=True)
@@ -31,7 +35,7 @@ class Images:
 
     source: list[str] | np.ndarray  # paths, or uint8 pixels (N, H, W) or (N, H, W, 3)
     targets: np.ndarray  # int64 (N,), class index before re-indexing
-    names: tuple[str, ...] = ()  # folder names by class index, for trees of folders
+    names: tuple[str, ...] = ()  # by class index: names of folders, or characters
     home: str = ""  # folder below which the files lie
     notes: tuple[str, ...] = ()  # which folder was read, and similar remarks for the user
 
@@ -57,8 +61,12 @@ class Images:
         return 1 if grey else 3
 
 
-def read_images(name: str, root: str | Path | None, part: str = "train") -> Images:
+def read_images(
+    name: str, root: str | Path | None, part: str = "train", glyphs: Glyphs = DEFAULT_GLYPHS
+) -> Images:
     """The images of a data set: `part` is "train" (GCD is trained and evaluated on it) or "test".
+
+    `glyphs`: the images of the data set of that name.
 
     A missing or malformed file raises a FileNotFoundError or ValueError that names it. A changed CIFAR file
     causes a warning.
@@ -75,7 +83,7 @@ def read_images(name: str, root: str | Path | None, part: str = "train") -> Imag
         )
     check_root(name, root)
     if spec.bundled:
-        return _BUNDLED[name]()
+        return _BUNDLED[name](glyphs)
     root = Path(root).expanduser()
     nested = spec.inner != "" and (root / spec.inner).is_dir()
     home = root / spec.inner if nested else root
@@ -278,12 +286,17 @@ def _folder(home: Path, _part: str) -> Images:
     return replace(images, notes=(*notes, *images.notes))
 
 
-def _digits() -> Images:
+def _digits(_: Glyphs) -> Images:
     from sklearn.datasets import load_digits
 
     digits = load_digits()
     pixels = (digits.images * (255 / 16)).round().astype(np.uint8)
     return Images(pixels, digits.target.astype(np.int64), notes=("digits come with scikit-learn",))
+
+
+def _glyphs(settings: Glyphs) -> Images:
+    drawn = drawn_glyphs(settings)
+    return Images(drawn.pixels, drawn.targets, tuple(drawn.characters), notes=drawn.notes)
 
 
 def _class_folders(directory: Path) -> tuple[list[str], tuple[str, ...]]:
@@ -342,4 +355,4 @@ _READERS: dict[str, Callable[[Path, str], Images]] = {
     "herbarium19": _herbarium19,
     "folder": _folder,
 }
-_BUNDLED: dict[str, Callable[[], Images]] = {"digits": _digits}
+_BUNDLED: dict[str, Callable[[Glyphs], Images]] = {"digits": _digits, "glyphs": _glyphs}

@@ -15,11 +15,12 @@ from torch.utils.data import Dataset
 
 from eagc_ops.training.config.datasets import SPECS
 from eagc_ops.training.config.places import check_split_file
-from eagc_ops.training.data.catalog import Images, read_images
+from eagc_ops.training.config.schema import Glyphs
+from eagc_ops.training.data.catalog import DEFAULT_GLYPHS, Images, read_images
 from eagc_ops.training.data.image_files import read_list, shown
 from eagc_ops.training.data.pixel_cache import PixelCache
 from eagc_ops.training.data.splits import class_split, label_map, labelled_positions, missing_labels
-from eagc_ops.training.data.transforms import TRANSFORMS, pixels_of
+from eagc_ops.training.data.transforms import TRANSFORMS, SplitTransform, pixels_of
 from eagc_ops.training.data.two_folders import TwoFolders
 
 
@@ -60,12 +61,12 @@ class Merged(Dataset):
         part, i = self._place(j)
         return (*part[i], part is self.labelled)
 
-    def pixels(self, j: int, fixed: Callable[[Image.Image], Image.Image]) -> tuple[Tensor, int, int, bool]:
-        """As an item, with uint8 (C, H, W) of `fixed(image)` in place of the image."""
+    def pixels(self, j: int, split: SplitTransform) -> tuple[Tensor, int, int, bool]:
+        """As an item, with uint8 (C, H, W) of `split.fixed(image)` in place of the image."""
         part, i = self._place(j)
-        if self.cache is None or self.cache.fixed != repr(fixed):
+        if self.cache is None or self.cache.fixed != split.name:
             image, *rest = part[i]
-            return torch.from_numpy(pixels_of(fixed(image))), *rest, part is self.labelled
+            return torch.from_numpy(pixels_of(split.fixed(image))), *rest, part is self.labelled
         position = int(part.uq_idx[i])
         return self.cache.pixels(position), int(part.labels[i]), position, part is self.labelled
 
@@ -97,6 +98,18 @@ class GCDData:
     def merged(self) -> Merged:
         return Merged(self.labelled, self.unlabelled, self.cache)
 
+    @property
+    def images(self) -> Images:
+        """All images, in the order of the data set: the position of an image is its uq_idx."""
+        return self.labelled.images
+
+    @property
+    def in_order(self) -> Merged:
+        """All images in the order of the data set, whatever the split, as items without labels."""
+        parts = np.arange(0), np.arange(len(self.images))
+        no_labels = np.full(max(self.images.targets.max(), 0) + 1, -1)
+        return Merged(*(ImageSubset(self.images, part, no_labels) for part in parts), self.cache)
+
 
 def open_data(
     name: str,
@@ -105,14 +118,19 @@ def open_data(
     split_file: str | Path | None = None,
     image_size: int | None = None,
     skip_unreadable: str | Path | None = None,
+    glyphs: Glyphs = DEFAULT_GLYPHS,
+    flip: bool | None = None,
 ) -> GCDData:
     """Open the data set `name` (one of `DATASETS`) under `root`. No image is decoded here.
 
     Args:
         split_file: the class split of CUB, Cars, Aircraft and `folder`: see `class_split`. Default: None.
-        image_size: side of the transformed images in pixels. Default: the data set's own, 224 (digits: 16).
+        image_size: side of the transformed images in pixels. Default: the data set's own, 224 (glyphs: 32,
+            digits: 16).
         skip_unreadable: the list of files to leave out, which `eagc data verify` writes. They leave after L
             is drawn, so every other image stays in L or in U. Default: None, all files are used.
+        glyphs: the images of the data set of that name. Default: 30 of each of 60 characters, 10 known.
+        flip: mirror training views at random. Default: None, as the data set allows (glyphs, digits: no).
 
     >>> data = open_data("digits")
     >>> data.known, data.novel, len(data.labelled), len(data.unlabelled)
@@ -122,9 +140,9 @@ def open_data(
         raise ValueError(f"image_size must be >= 1, got {image_size}")
     if name in SPECS and not SPECS[name].truth:
         return _open_discovery(name, split_file, image_size)
-    images = read_images(name, root)
+    images = read_images(name, root, glyphs=glyphs)
     spec = SPECS[name]
-    split = class_split(name, split_file, images.names)
+    split = class_split(name, split_file, images.names, glyphs.known if name == "glyphs" else None)
     labelled, unlabelled = labelled_positions(images.targets, split, permuted=spec.permuted)
     notes = (*images.notes, *split.notes)
     kept = np.arange(len(images))
@@ -139,7 +157,7 @@ def open_data(
         warnings.warn(fault, stacklevel=2)
     labels = label_map(split)
     size = spec.image_size if image_size is None else image_size
-    train, test = TRANSFORMS[spec.transforms](size)
+    train, test = TRANSFORMS[spec.transforms](size, spec.flip if flip is None else flip)
     digest = hashlib.sha256()
     for part in (labelled, unlabelled, split.known, split.novel):
         digest.update(len(part).to_bytes(8, "little") + np.asarray(part, "<i8").tobytes())

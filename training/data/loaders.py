@@ -174,7 +174,7 @@ class KeyedViews(Dataset):
 
     def image(self, index: int) -> tuple[Any, int, int, bool]:
         """What the views are made of, a PIL image or resized pixels; label, uq_idx, mask."""
-        return self.merged[index] if self.split is None else self.merged.pixels(index, self.split.fixed)
+        return self.merged[index] if self.split is None else self.merged.pixels(index, self.split)
 
     def views_of(self, image: Any, draw: Draw) -> list[Tensor]:
         """The views of an image that `image` returned."""

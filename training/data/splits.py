@@ -42,10 +42,16 @@ class ClassSplit(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
-def class_split(name: str, split_file: str | Path | None = None, names: Sequence[str] = ()) -> ClassSplit:
+def class_split(
+    name: str,
+    split_file: str | Path | None = None,
+    names: Sequence[str] = (),
+    known: int | None = None,
+) -> ClassSplit:
     """The class split of the data set `name`; `names` are the class folders of a `folder` tree.
 
-    - CIFAR, ImageNet-100, digits: the first classes are known.
+    - CIFAR, ImageNet-100, digits, glyphs: the first classes are known. For glyphs, `names` are its
+      characters and `known` is the number of known ones.
     - Herbarium19: a formula, or its published file.
     - CUB, Cars, Aircraft (Semantic Shift Benchmark): `split_file`, the published .pkl or a .json with the
       same keys, {"known_classes": [...], "unknown_classes": {"Hard": [...], "Medium": [...], "Easy": [...]}}.
@@ -67,8 +73,8 @@ def class_split(name: str, split_file: str | Path | None = None, names: Sequence
         return ClassSplit(tuple(known), tuple(novel), notes=(BY_FORMULA,))
     if name in PUBLISHED:
         return _published_split(name, path)
-    classes = range(spec.known + spec.novel)
-    return ClassSplit(tuple(classes[: spec.known]), tuple(classes[spec.known :]), notes=(BY_FORMULA,))
+    classes, known = range(len(names) or spec.known + spec.novel), spec.known if known is None else known
+    return ClassSplit(tuple(classes[:known]), tuple(classes[known:]), notes=(BY_FORMULA,))
 
 
 def labelled_positions(

@@ -2,8 +2,8 @@
 
 Training on them never runs the trunk.
 
-A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of `data.merged` whose last view
-is the test view; `checksums.bin`, CRC-32 (images, V + 1) of each view's tokens; and the record of
+A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of the data set whose last view is
+the test view; `checksums.bin`, CRC-32 (images, V + 1) of each view's tokens; and the record of
 `cache_files.py`, with which a killed build goes on.
 """
 
@@ -49,9 +49,9 @@ def trunk_cache(
 
     The build prints the size, then a progress bar.
 
-    View v of image i is drawn with the key (seed, -1, i, v): no epoch of training has number -1. Runs of
-    different seeds can share a cache. A cache made of different weights, transforms, images or settings is
-    refused.
+    View v of image i, its uq_idx, is drawn with the key (seed, -1, i, v): no epoch of training has number -1.
+    Runs of different seeds and of different splits can share a cache. One made of different weights,
+    transforms, images or settings is refused.
 
     Args:
         views: V, the augmented views of every image.
@@ -66,8 +66,8 @@ def trunk_cache(
 
 def cache_bytes(encoder: AnchoredEncoder, data: GCDData, *, views: int, half: bool = False) -> int:
     """Size of the cache on disk, in bytes."""
-    tokens, width = _token_shape(encoder)
-    return len(data.merged) * (views + 1) * tokens * width * (2 if half else 4)
+    tokens, width = encoder.token_shape
+    return len(data.images) * (views + 1) * tokens * width * (2 if half else 4)
 
 
 class TrunkCache:
@@ -101,7 +101,7 @@ class TrunkCache:
         return self.made_of["images"]
 
     def tokens(self, index: int, view: int | None = None) -> Tensor:
-        """float32 (N, D): `encoder.trunk` of a view (None: test view) of item `index` of `data.merged`."""
+        """float32 (N, D): `encoder.trunk` of a view (None: test view) of the image with uq_idx `index`."""
         if not 0 <= index < len(self) or not (view is None or 0 <= view < self.views):
             raise IndexError(
                 f"index={index}, view={view}: the cache holds images 0..{len(self) - 1}, "
@@ -141,18 +141,12 @@ class CachedViews(Dataset):
 
     def __init__(self, cache: TrunkCache, data: GCDData, *, seed: int = 0, views: int | None = 2) -> None:
         _check_views(views, cache.views)
-        parts = (data.labelled, data.unlabelled)
-        self.cache, self.seed, self.views = cache, seed, views
-        self.labels, self.uq_idx = (
-            torch.cat([getattr(part, name) for part in parts]).tolist() for name in ("labels", "uq_idx")
-        )
-        self.labelled_count = len(data.labelled)
+        self.cache, self.seed, self.views, self.rows = cache, seed, views, _rows(data)
 
     def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
-        i = draw.index
         chosen = [None] if self.views is None else choose_views(self.seed, draw, self.cache.views, self.views)
-        tokens = [self.cache.tokens(i, v) for v in chosen]
-        return tokens, self.labels[i], self.uq_idx[i], i < self.labelled_count
+        label, uq_idx, mask = self.rows[draw.index]
+        return [self.cache.tokens(uq_idx, v) for v in chosen], label, uq_idx, mask
 
 
 class PixelViews(Dataset):
@@ -162,12 +156,28 @@ class PixelViews(Dataset):
         self, data: GCDData, available: int, *, seed: int = 0, views: int = 2, cache_seed: int = 0
     ) -> None:
         _check_views(views, available)
-        self.all = KeyedViews(data.merged, data.train_transform, available, cache_seed)
-        self.seed, self.views, self.normalization = seed, views, self.all.normalization
+        self.all = KeyedViews(data.in_order, data.train_transform, available, cache_seed)
+        self.seed, self.views, self.rows = seed, views, _rows(data)
+        self.normalization = self.all.normalization
 
     def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
-        pixels, *rest = self.all[_key_of(draw.index)]
-        return [pixels[v] for v in choose_views(self.seed, draw, len(pixels), self.views)], *rest
+        label, uq_idx, mask = self.rows[draw.index]
+        pixels = self.all[_key_of(uq_idx)][0]
+        return (
+            [pixels[v] for v in choose_views(self.seed, draw, len(pixels), self.views)],
+            label,
+            uq_idx,
+            mask,
+        )
+
+
+def _rows(data: GCDData) -> list[tuple[int, int, bool]]:
+    """(label, uq_idx, mask) of every item of `data.merged`."""
+    return [
+        (label, uq_idx, mask)
+        for part, mask in ((data.labelled, True), (data.unlabelled, False))
+        for label, uq_idx in zip(part.labels.tolist(), part.uq_idx.tolist())
+    ]
 
 
 def _key_of(index: int) -> Draw:
@@ -182,17 +192,13 @@ def _check_views(views: int | None, available: int) -> None:
         )
 
 
-def _token_shape(encoder: AnchoredEncoder) -> tuple[int, int]:
-    return encoder.vit.patch_embed.num_patches + encoder.vit.num_prefix_tokens, encoder.vit.embed_dim
-
-
 def _made_of(
     encoder: AnchoredEncoder, data: GCDData, views: int, half: bool, seed: int
 ) -> dict[str, str | int]:
     """Everything the tokens depend on."""
     if views < 1:
         raise ValueError(f"views must be >= 1, got {views}; training draws two different views of an image")
-    tokens, width = _token_shape(encoder)
+    tokens, width = encoder.token_shape
     transforms = {"train transform": repr(data.train_transform), "test transform": repr(data.test_transform)}
     for name, text in transforms.items():
         if " at 0x" in text:
@@ -200,18 +206,17 @@ def _made_of(
                 f"the {name} has the repr {text}, which does not identify it: "
                 "give it a __repr__ with its parameters"
             )
-    images = len(data.merged)
-    # The split's hash covers positions only; a sample of images tells folders of equal counts apart.
+    images = len(data.images)
+    # A sample of images tells data sets of equal counts apart.
     sample = hashlib.sha256()
-    for i in sorted({images * k // 16 for k in range(16)}):
-        image = data.merged[i][0]
+    for i in sorted({images * k // 64 for k in range(64)}):
+        image = data.images.image(i)
         sample.update(f"{image.mode} {image.size}".encode() + image.tobytes())
     return {
-        "format": 1,
+        "format": 2,
         "weights": encoder.trunk_fingerprint(),
         "grad_from_block": encoder.grad_from_block,
         **transforms,
-        "split": data.split_hash,
         "sampled images": sample.hexdigest(),
         "images": images,
         "views": views,
@@ -247,10 +252,10 @@ class _AllViews(Dataset):
     """
 
     def __init__(self, data: GCDData, views: int, seed: int) -> None:
-        self.train = KeyedViews(data.merged, data.train_transform, views, seed)
-        self.test = KeyedViews(data.merged, data.test_transform, 1, seed)
+        self.train = KeyedViews(data.in_order, data.train_transform, views, seed)
+        self.test = KeyedViews(data.in_order, data.test_transform, 1, seed)
         splits = [views.split for views in (self.train, self.test)]
-        alike = None not in splits and len({(repr(s.fixed), s.normalization) for s in splits}) == 1
+        alike = None not in splits and len({(s.name, s.normalization) for s in splits}) == 1
         self.normalization = self.train.normalization if alike else None
 
     def __getitem__(self, i: int) -> Tensor:

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
-from timm.models.vision_transformer import VisionTransformer
 from torch import Tensor
 
 from eagc_ops import EAGC, Subspace
 from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.staged_encoder import StagedEncoder, Stages
 from eagc_ops.training.config import Config, ConfigError, Sizes
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.data.batches import AutomaticPixels, batches
@@ -72,6 +72,8 @@ class Experiment:
             split_file=config.split_file,
             image_size=config.image_size,
             skip_unreadable=config.skip_unreadable,
+            glyphs=config.glyphs,
+            flip=config.flip,
         )
         encoder = encoder_of(
             config,
@@ -84,7 +86,7 @@ class Experiment:
             data.channels,
         )
         weights = weight_file(config.backbone, config.weights)
-        problem = _problem(config, data, encoder.vit)
+        problem = _problem(config, data, encoder)
         with seeded(config.seed, -1, _HEADS):
             method = METHODS[config.method](config, problem)
         self.student = Student(encoder, method).to(self.device)
@@ -152,7 +154,8 @@ class Experiment:
     def read_checkpoint(self, path: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         """Tensors and state of a checkpoint of this experiment; one of a different experiment is refused."""
         tensors, state = load_checkpoint(path)
-        ours, theirs = self.identity(), state.get("identity", {})
+        ours = self.identity()
+        theirs = {**self.config.added_settings(), **state.get("identity", {})}
         differs = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         if differs:
             shown = ", ".join(
@@ -232,26 +235,29 @@ def encoder_of(config: Config, sizes: Sizes, channels: int) -> AnchoredEncoder:
     if config.weights not in ("pretrained", "random"):
         check_if_ours(Path(config.weights))
     with seeded(config.seed, -1, _BACKBONE):
-        vit = load_backbone(config.backbone, config.weights, image_size=sizes.pixels, channels=channels)
-    depth = len(vit.blocks)
-    config.check_sizes(sizes._replace(blocks=depth, dim=vit.embed_dim))
+        backbone = load_backbone(config.backbone, config.weights, image_size=sizes.pixels, channels=channels)
+    depth = len(backbone.blocks)
+    config.check_sizes(sizes._replace(blocks=depth, dim=backbone.embed_dim))
     tail = max(config.trainable_blocks, config.blocks_of_reference)
-    encoder = AnchoredEncoder(vit, depth - tail, cls_only=config.cls_only)
+    if isinstance(backbone, Stages):
+        encoder = StagedEncoder(backbone, depth - tail)
+    else:
+        encoder = AnchoredEncoder(backbone, depth - tail, cls_only=config.cls_only)
     encoder.train_last(config.trainable_blocks)
     return encoder
 
 
-def _problem(config: Config, data: GCDData, vit: VisionTransformer) -> Problem:
+def _problem(config: Config, data: GCDData, encoder: AnchoredEncoder) -> Problem:
     if config.k == "estimate":
         raise ConfigError(
             "k='estimate' is resolved by train(); for your own experiment, call estimate_k and pass its k"
         )
     return Problem(
-        dim=vit.embed_dim,
+        dim=encoder.vit.embed_dim,
         known=data.known,
         classes=data.known + data.novel if config.k is None else config.k,
         images=len(data.labelled) + len(data.unlabelled),
         channels=data.channels,
         pixels=data.image_size,
-        patch=vit.patch_embed.patch_size[0],
+        patch=0 if isinstance(encoder, StagedEncoder) else encoder.vit.patch_embed.patch_size[0],
     )

@@ -136,7 +136,13 @@ class Loop:
         elif start is not None:
             self.student.load({**self.student.state(), **start.weights})
         self.model, *self.optimizers = experiment.accelerator.prepare(self.student, *self.optimizers)
-        folder.start_logs(self.epoch, self.position, self.step + 1)
+        board = self.config.tensorboard_every
+        folder.start_logs(
+            self.epoch,
+            self.position,
+            self.step + 1,
+            on_the_board=(lambda epoch: self._is_turn(epoch, board)) if board else None,
+        )
 
     # Steps --------------------------------------------------------------------------------------------------
 
@@ -250,21 +256,34 @@ class Loop:
     # After an epoch -----------------------------------------------------------------------------------------
 
     def _finish_epoch(self, bar: tqdm, timing: dict[str, float]) -> None:
-        """Evaluate, keep the best weights, save the checkpoint."""
-        line = self._evaluated(bar) if self.experiment.data.truth else self._predicted()
-        self.folder.log("epoch", self.step, {**line, **timing})
-        self.epoch, self.position = self.epoch + 1, 0
-        self._save_checkpoint()
+        """Evaluate and save the checkpoint, if it is their turn."""
+        epoch, config = self.epoch, self.config
+        if not self.experiment.data.truth:
+            predicted = self._predict(timing)
+        elif self._is_turn(epoch, config.evaluate_every):
+            predicted = self._evaluate(bar, timing)
+        else:
+            predicted = None
+        self._find_faults(predicted)
+        self.epoch, self.position = epoch + 1, 0
+        if self._is_turn(epoch, config.checkpoint_epochs):
+            self._save_checkpoint()
 
-    def _predicted(self) -> dict[str, Any]:
+    def _is_turn(self, epoch: int, every: int) -> bool:
+        """Whether what happens every so many epochs, and in the last one, happens in this one."""
+        return epoch == self.config.epochs - 1 or (epoch + 1) % every == 0
+
+    def _predict(self, timing: dict[str, float]) -> int | None:
         """Nobody knows the truth, so no epoch is better than another, and only the last one is looked at."""
         self.last = {"epoch": self.epoch}
         at_end = self.epoch == self.config.epochs - 1
         predicted = self.evaluate(self.experiment).classes_predicted if at_end else None
-        self._find_faults(predicted)
-        return self.last if predicted is None else {**self.last, "classes_predicted": predicted}
+        found = {} if predicted is None else {"classes_predicted": predicted}
+        self.folder.log("epoch", self.step, {**self.last, **found, **timing})
+        return predicted
 
-    def _evaluated(self, bar: tqdm) -> dict[str, Any]:
+    def _evaluate(self, bar: tqdm, timing: dict[str, float]) -> int:
+        """Evaluate, and keep the best weights. Returns the number of classes that are predicted."""
         scores, predicted, start = self.evaluate(self.experiment)
         bar.set_postfix_str(scores_text(scores, 1))
         self.last = {"epoch": self.epoch, **finite(dict(scores))}
@@ -273,13 +292,13 @@ class Loop:
             line |= {f"start_{name}": score for name, score in start.items()}
             if self.best_start is None or start["all"] > self.best_start["all"]:
                 self.best_start = {"epoch": self.epoch, **finite(dict(start))}
-        self._find_faults(predicted)
+        self.folder.log("epoch", self.step, line)
         if self.best is None or self.last["all"] > self.best["all"]:
             self.best = self.last
             if self.experiment.main:
                 state = {"identity": self.experiment.identity(), "last": self.last}
                 save_checkpoint(self.folder.best, self.student.state(), state)
-        return line
+        return predicted
 
     def _reported_start(self) -> dict[str, Any]:
         """Entry of result.json and of checkpoints; nothing in runs that do not report it."""

@@ -19,7 +19,7 @@ from eagc_ops.training.config.places import check_root, check_split_file
 from eagc_ops.training.engine.run_folder import RunFolder, is_unused
 from eagc_ops.training.models.hub import check_published
 
-__all__ = ["changed", "check_begun", "check_new_folder", "check_run", "starting_checkpoint"]
+__all__ = ["changed", "check_begun", "check_labels", "check_new_folder", "check_run", "starting_checkpoint"]
 
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 
@@ -53,7 +53,8 @@ def check_run(config: Config, output: Path | None = None) -> None:
     if output is not None:
         check_new_folder(output)
     # Last, as it may ask the hub. timm knows where the weights of other backbones are.
-    if config.weights == "pretrained" and config.backbone in BACKBONES:
+    backbone = BACKBONES.get(config.backbone)
+    if config.weights == "pretrained" and backbone and backbone.timm_name:
         check_published(config.backbone)
 
 
@@ -65,6 +66,15 @@ def check_new_folder(output: Path) -> None:
             "different folder"
         )
     writable_folder("output", output)
+
+
+def check_labels(dataset: str, labels: bool, what: str = "labels") -> None:
+    """Refuse a pretraining with the labels that GCD is to discover; `what` is the word for the setting."""
+    if labels and dataset not in ("glyphs", "folder"):
+        raise ConfigError(
+            f"{what}: those of {dataset} are what a run must discover; pretrain without them, or on a "
+            "folder of other classes (dataset='folder')"
+        )
 
 
 def starting_checkpoint(config: Config) -> Path:

@@ -1,35 +1,54 @@
-"""Encoders for small data sets: a ViT pretrained without labels in a minute, and a check of its features.
+"""Encoders that are pretrained here, without labels or with the labels of other classes; and their quality.
 
-No published backbone fits such a data set, and random weights would make runs meaningless.
+No published backbone fits a small data set, and random weights would make runs meaningless. `with_encoder`
+gives a run the encoder of its data set; `new_encoder` is behind `eagc pretrain`.
 """
 
 from __future__ import annotations
 
+import json
 import math
+import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
+import numpy as np
 import torch
+from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eagc_ops.files import remove_partials
+from eagc_ops import environment
+from eagc_ops.files import atomic_write, remove_partials
 from eagc_ops.locks import lock
-from eagc_ops.training.config import SPECS, Config, ConfigError
-from eagc_ops.training.data import GCDData, open_data
+from eagc_ops.training.config import SPECS, Config, ConfigError, Glyphs
+from eagc_ops.training.config.backbones import BACKBONES
+from eagc_ops.training.data import GCDData, Images, open_data, read_images
+from eagc_ops.training.data.glyphs import CLASSES, draw, other_characters
+from eagc_ops.training.data.transforms import TRANSFORMS
 from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.preconditions import check_labels
 from eagc_ops.training.engine.starting_point import read_starting_point
 from eagc_ops.training.methods.losses import info_nce
-from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.models.backbones import random_backbone
+from eagc_ops.training.models.heads import Prototypes
 from eagc_ops.training.models.optimization import cosine
 
-__all__ = ["EPOCHS", "PretrainedEncoder", "pretrained_encoder", "with_encoder"]
+__all__ = [
+    "EPOCHS",
+    "Order",
+    "PretrainedEncoder",
+    "new_encoder",
+    "pretrained_encoder",
+    "with_encoder",
+]
 
 EPOCHS = 10
+MEASURED = 10_000  # images
 NEIGHBOURS, NEEDED = 5, 0.9  # k, and the least k-NN accuracy of frozen features for meaningful runs
 PRETRAINING = {
     "format": 2,
@@ -39,6 +58,7 @@ PRETRAINING = {
     "temperature": 0.2,
     "contrast": 0.2,
 }
+WITH_LABELS = {"format": 1, "batch_size": 128, "lr": 1.2e-3, "weight_decay": 0.05, "temperature": 0.07}
 
 
 class PretrainedEncoder(NamedTuple):
@@ -74,9 +94,10 @@ class PretrainedEncoder(NamedTuple):
 def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = print) -> Config:
     """The configuration with the pretrained encoder in `folder` as its weights; it is pretrained if needed.
 
-    A configuration whose data set has no such encoder, or with a different backbone, is returned unchanged.
+    A configuration whose data set has no such encoder, one that comes with this package, or a different
+    backbone is returned unchanged.
     """
-    if config.backbone != SPECS[config.dataset].own_encoder:
+    if config.backbone != config.spec.own_encoder or BACKBONES[config.backbone].bundled:
         return config
     file = encoder_file(folder, config.dataset, config.image_size)
     if not file.exists():
@@ -127,54 +148,180 @@ def _make(file: Path, data: GCDData, epochs: int, key: dict[str, Any]) -> float:
     started = time.perf_counter()
     vit = pretrain(pixels, epochs)
     seconds = time.perf_counter() - started
-    with torch.no_grad():
-        accuracy = knn_accuracy(vit(pixels), label)
-        raw_accuracy = knn_accuracy(pixels.flatten(1), label)
-    save_checkpoint(file, vit.state_dict(), {"key": key, "accuracy": accuracy, "raw_accuracy": raw_accuracy})
+    save_checkpoint(file, vit.state_dict(), {"key": key, **_quality(vit, pixels, label)})
     return seconds
 
 
-def pretrain(pixels: Tensor, epochs: int) -> nn.Module:
-    """A small ViT for `pixels` (N, C, S, S).
+class Order(NamedTuple):
+    """An encoder to pretrain on all images of a data set."""
 
-    It learns to tell images apart under small affine changes (InfoNCE), and to reconstruct the unchanged
-    image from its CLS token.
+    dataset: str
+    root: str | None = None
+    labels: bool = False  # learn from labels of other classes: of characters that are no classes, of a folder
+    backbone: str = "vit_glyphs"
+    image_size: int | None = None  # None: the data set's own
+    epochs: int = EPOCHS
+    half: bool = False  # store half precision
+
+
+def new_encoder(file: Path, order: Order) -> dict[str, Any]:
+    """Pretrain the encoder and write it to `file`; beside it, with the ending .json, how it was made.
+
+    Returns that record, with the k-NN accuracy, measured by true labels. Glyphs with labels: the encoder sees
+    the characters that resemble none of the classes, and k-NN is that of the classes.
     """
-    size, settings = pixels.shape[-1], PRETRAINING
+    check_labels(order.dataset, order.labels)
+    spec = SPECS[order.dataset]
+    size = spec.image_size if order.image_size is None else order.image_size
+    transform = TRANSFORMS[spec.transforms](size, spec.flip)[1]
+    images = read_images(order.dataset, order.root)
+    tests = {f"{len(set(images.targets.tolist()))} classes": images}
+    if order.dataset == "glyphs":
+        every = Glyphs(classes=CLASSES)
+        tests[f"{CLASSES} classes"] = read_images("glyphs", None, glyphs=every)
+        images = _other_glyphs() if order.labels else images
+    pixels = _pixels(images, transform, spec.channels, size)
+    started = time.process_time()
+    label = torch.from_numpy(images.targets) if order.labels else None
+    vit = pretrain(pixels, order.epochs, order.backbone, label)
+    record: dict[str, Any] = {
+        **order._replace(root=None)._asdict(),  # a path of this machine says nothing elsewhere
+        "images": len(images),
+        "learned from": "labels of other classes" if order.labels else "images without labels",
+        "recipe": WITH_LABELS if order.labels else PRETRAINING,
+        "cpu seconds": round(time.process_time() - started),
+        "versions": environment.versions(),
+    }
+    if order.half:
+        vit.half()
+    tensors = {name: value.clone() for name, value in vit.state_dict().items()}
+    vit.float()  # what is measured is what is stored
+    record["neighbours"] = NEIGHBOURS
+    record["k-NN"] = {
+        name: _quality(vit, _pixels(test, transform, spec.channels, size), torch.from_numpy(test.targets))
+        for name, test in tests.items()
+    }
+    file.parent.mkdir(parents=True, exist_ok=True)
+    save_checkpoint(file, tensors, {"pretraining": record})
+    atomic_write(file.with_suffix(".json"), json.dumps(record, indent=2) + "\n")
+    return record
+
+
+OTHERS_PER_CLASS = 40  # images of every character that is no class
+
+
+def _other_glyphs() -> Images:
+    characters = other_characters()
+    drawn = draw(characters, OTHERS_PER_CLASS, Glyphs().strength)
+    targets = np.repeat(np.arange(len(characters)), OTHERS_PER_CLASS)
+    return Images(drawn.reshape(-1, *drawn.shape[2:]), targets, tuple(characters))
+
+
+def _pixels(images: Images, transform: Callable[[Image.Image], Tensor], channels: int, size: int) -> Tensor:
+    """All images under the test transform, (N, C, S, S) in memory: these are encoders for small images."""
+    need, free = (
+        4 * len(images) * channels * size**2,
+        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+    )
+    if need > free // 2:
+        raise ConfigError(
+            f"image_size={size}: {len(images):,} images need {need / 1e9:.1f} GB of memory, and "
+            f"{free / 1e9:.1f} GB are free; choose a smaller one"
+        )
+    return torch.stack([transform(images.image(i)) for i in range(len(images))])
+
+
+@torch.no_grad()
+def _quality(vit: nn.Module, pixels: Tensor, label: Tensor) -> dict[str, float]:
+    """k-NN accuracy of the features and of the pixels, on at most MEASURED images."""
+    chosen = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))[:MEASURED].sort().values
+    pixels, label = pixels[chosen], label[chosen]
+    features = torch.cat([vit(part) for part in pixels.split(500)])
+    return {
+        "accuracy": knn_accuracy(features, label),
+        "raw_accuracy": knn_accuracy(pixels.flatten(1), label),
+    }
+
+
+def pretrain(
+    pixels: Tensor, epochs: int, backbone: str = "vit_digits", label: Tensor | None = None
+) -> nn.Module:
+    """A ViT for `pixels` (N, C, S, S), of random weights that depend on nothing else.
+
+    Without labels it learns to tell images apart under small affine changes (InfoNCE), and to reconstruct the
+    unchanged image from its CLS token. With `label` (N,) int64 it learns to tell their classes apart (cosine
+    classifier), under affine changes, other light and noise.
+    """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
-        vit = load_backbone("vit_digits", image_size=size, channels=pixels.shape[1])
+        vit = random_backbone(backbone, image_size=pixels.shape[-1], channels=pixels.shape[1])
         # timm's standard deviation of 0.02 suits wide ViTs; at width 96, all images would look alike.
         for name, parameter in vit.named_parameters():
             if parameter.ndim == 2:
                 nn.init.trunc_normal_(parameter, std=parameter.shape[1] ** -0.5)
             elif name == "pos_embed":
                 nn.init.normal_(parameter, std=0.5)
-        project, reconstruct = (
-            nn.Sequential(nn.Linear(96, 256), nn.GELU(), nn.Linear(256, out))
-            for out in (64, pixels[0].numel())
+        objective = _Apart(vit, pixels) if label is None else _Classes(vit, pixels, label)
+        settings = objective.settings
+        optimizer = torch.optim.AdamW(
+            objective.parameters(), settings["lr"], weight_decay=settings["weight_decay"]
         )
-        parameters = [*vit.parameters(), *project.parameters(), *reconstruct.parameters()]
-        optimizer = torch.optim.AdamW(parameters, settings["lr"], weight_decay=settings["weight_decay"])
-        steps = len(pixels) // settings["batch_size"]
-        for step in tqdm(range(epochs * steps), "pretraining", unit="step", mininterval=1):
+        size, steps = settings["batch_size"], len(pixels) // settings["batch_size"]
+        for step in (bar := tqdm(range(epochs * steps), "pretraining", unit="step", mininterval=1)):
             if step % steps == 0:
                 order = torch.randperm(len(pixels))
             warm_up = min(1.0, (step + 1) / steps)
             optimizer.param_groups[0]["lr"] = warm_up * cosine(step, epochs * steps, settings["lr"], 0.0)
-            images = pixels[order[step % steps * settings["batch_size"] :][: settings["batch_size"]]]
-            z = vit(torch.cat([affine(images), affine(images)]))
-            contrast = info_nce(F.normalize(project(z), dim=1), settings["temperature"])
-            reconstruction = F.mse_loss(reconstruct(z), images.flatten(1).repeat(2, 1))
-            loss = reconstruction + settings["contrast"] * contrast
+            loss = objective(order[step % steps * size :][:size])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
+            if step % steps == steps - 1:
+                bar.set_postfix(loss=f"{loss.item():.3f}", refresh=False)
     return vit
 
 
-def affine(images: Tensor, most: float = 0.1) -> Tensor:
-    """Images (N, C, H, W), each rotated by up to 10 degrees, scaled, sheared and shifted by up to a tenth."""
+class _Apart(nn.Module):
+    """The loss without labels, of the images with some indices."""
+
+    settings = PRETRAINING
+
+    def __init__(self, vit: nn.Module, pixels: Tensor) -> None:
+        super().__init__()
+        self.vit, self._pixels = vit, pixels
+        self.project, self.reconstruct = (
+            nn.Sequential(nn.Linear(vit.embed_dim, 256), nn.GELU(), nn.Linear(256, out))
+            for out in (64, pixels[0].numel())
+        )
+
+    def forward(self, index: Tensor) -> Tensor:
+        images = self._pixels[index]
+        z = self.vit(torch.cat([affine(images), affine(images)]))
+        contrast = info_nce(F.normalize(self.project(z), dim=1), self.settings["temperature"])
+        reconstruction = F.mse_loss(self.reconstruct(z), images.flatten(1).repeat(2, 1))
+        return reconstruction + self.settings["contrast"] * contrast
+
+
+class _Classes(nn.Module):
+    """The loss with labels, of the images with some indices."""
+
+    settings = WITH_LABELS
+
+    def __init__(self, vit: nn.Module, pixels: Tensor, label: Tensor) -> None:
+        super().__init__()
+        self.vit, self._pixels, self._label = vit, pixels, label
+        self.head = Prototypes(vit.embed_dim, int(label.max()) + 1)
+
+    def forward(self, index: Tensor) -> Tensor:
+        images = relit(affine(self._pixels[index], fill="border"))
+        return F.cross_entropy(self.head(self.vit(images)) / self.settings["temperature"], self._label[index])
+
+
+def affine(images: Tensor, most: float = 0.1, fill: Literal["dark", "border"] = "dark") -> Tensor:
+    """Images (N, C, H, W), each rotated by up to 10 degrees, scaled, sheared and shifted by up to a tenth.
+
+    `fill`: what is seen where the grid leaves the image, the darkest value or the border.
+    """
 
     def uniform(limit: float) -> Tensor:
         return (2 * torch.rand(len(images)) - 1) * limit
@@ -184,8 +331,20 @@ def affine(images: Tensor, most: float = 0.1) -> Tensor:
     x = torch.stack([scale * angle.cos(), shear - scale * angle.sin(), dx], 1)
     y = torch.stack([scale * angle.sin(), scale * angle.cos(), dy], 1)
     grid = F.affine_grid(torch.stack([x, y], 1), list(images.shape), align_corners=False)
-    dark = images.min()  # the background, where the grid leaves the image
+    if fill == "border":
+        return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
+    dark = images.min()
     return F.grid_sample(images - dark, grid, align_corners=False) + dark
+
+
+def relit(images: Tensor) -> Tensor:
+    """Images (N, C, H, W) of unit deviation, each with other contrast, other brightness and some noise."""
+
+    def uniform(low: float, high: float) -> Tensor:
+        return torch.empty(len(images), 1, 1, 1).uniform_(low, high)
+
+    noise = torch.randn_like(images) * uniform(0, 0.2)
+    return images * uniform(0.8, 1.2) + uniform(-0.4, 0.4) + noise
 
 
 def knn_accuracy(features: Tensor, label: Tensor, neighbours: int = NEIGHBOURS) -> float:

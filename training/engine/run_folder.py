@@ -107,16 +107,21 @@ class RunFolder:
                 "run.json; restore the files, or start a new run"
             )
 
-    def start_logs(self, epoch: int, position: int, step: int) -> None:
+    def start_logs(
+        self,
+        epoch: int,
+        position: int,
+        step: int,
+        on_the_board: Callable[[int], bool] | None = lambda _: True,
+    ) -> None:
         """Open the logs. The run goes on with batch `position` of `epoch`, which is optimizer step `step`.
+
+        `on_the_board`: whether TensorBoard gets the numbers of an epoch; None: of none.
 
         Lines at or after it, written between the checkpoint and a kill, are removed.
         """
         if not self.main:
             return
-        # Imported here: it takes a second, and readers of a run do not need it.
-        from torch.utils.tensorboard import SummaryWriter
-
         kept = [
             line
             for line in self.metrics()
@@ -124,6 +129,12 @@ class RunFolder:
         ]
         atomic_write(self.path / "metrics.jsonl", "".join(json.dumps(line) + "\n" for line in kept))
         self._metrics = (self.path / "metrics.jsonl").open("a", encoding="utf-8")
+        if on_the_board is None:
+            return
+        # Imported here: it takes a second, and readers of a run do not need it.
+        from torch.utils.tensorboard import SummaryWriter
+
+        self._on_the_board = on_the_board
         self._board = SummaryWriter(self.path / "tensorboard", purge_step=step)
 
     def log(self, kind: str, step: int, values: dict[str, Any]) -> None:
@@ -135,7 +146,8 @@ class RunFolder:
         with naming_full_disks(self.path / "metrics.jsonl", len(line)):
             self._metrics.write(line)
             self._metrics.flush()
-            for name, value in values.items():
+            shown = values if self._board is not None and self._on_the_board(values["epoch"]) else {}
+            for name, value in shown.items():
                 if isinstance(value, (int, float)) and name not in ("epoch", "position"):
                     self._board.add_scalar(f"{kind}/{name}", value, step)
 

@@ -46,7 +46,7 @@ class SelEx(Method):
                 f"embedding_dim must be >= {2 ** len(self.levels)}, as each of {len(self.levels)} levels "
                 f"halves it, got {config.embedding_dim}"
             )
-        self.projector = projector(problem.dim)
+        self.projector = projector(problem.dim, config.projector_width)
         self.embedding = Prototypes(256, config.embedding_dim)
         # Of this epoch, by level: the cluster of every image, and the radius of every cluster. Level 0 has
         # the most clusters.

@@ -35,7 +35,7 @@ class SimGCD(Method):
     def __init__(self, config: SimGCDConfig, problem: Problem) -> None:
         super().__init__(config, problem)
         self.classifier = Prototypes(problem.dim, problem.classes)
-        self.projector = projector(problem.dim)
+        self.projector = projector(problem.dim, config.projector_width)
 
     def forward(self, z: Tensor) -> tuple[Tensor, Tensor]:
         """(n, D) -> cosine logits (n, K), projections (n, 256)."""

@@ -41,6 +41,10 @@ class SPTNet(SimGCD):
         prompts = (
             [PadPrompt(problem.channels, problem.pixels, config.pad_width)] if config.prompts == "all" else []
         )
+        if not problem.patch:
+            raise ConfigError(
+                f"backbone={config.backbone!r} has no patches, whose borders SPTNet prompts; choose a ViT"
+            )
         self.prompts = nn.Sequential(*prompts, PatchPrompt(problem.channels, problem.pixels, problem.patch))
         for prompt in self.prompts.parameters():
             nn.init.normal_(prompt, std=config.prompt_std)

@@ -1,4 +1,5 @@
-"""Backbones: DINO ViT-B/16, DINOv2 ViT-B/14 with registers, any timm ViT by name, and a small ViT.
+"""Backbones: DINO ViT-B/16, DINOv2 ViT-B/14 with registers, any timm ViT or ResNet by name, two small ViTs,
+and modules of the user's own (`package.module:factory`).
 
 Weights come from a file, the user's own or timm's in the cache of the Hugging Face hub, and are loaded
 strictly: all names and all shapes must agree.
@@ -9,21 +10,25 @@ from __future__ import annotations
 import argparse
 import difflib
 import hashlib
+import importlib
 import pickle
+import re
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import timm
 import torch
+from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
-from torch import Tensor
+from torch import Tensor, nn
 
+from eagc_ops.staged_encoder import Stages
 from eagc_ops.training.config.backbones import BACKBONES, image_size_error, is_published
 from eagc_ops.training.models.hub import FILE, published_file
 
-__all__ = ["WeightFile", "load_backbone", "weight_file"]
+__all__ = ["WeightFile", "load_backbone", "random_backbone", "weight_file"]
 
 
 class WeightFile(NamedTuple):
@@ -48,7 +53,8 @@ class WeightFile(NamedTuple):
 
 
 def weight_file(name: str, weights: str | Path) -> WeightFile | None:
-    """The file of `weights` ("pretrained", "random" or a file) for a backbone; None: random weights.
+    """The file of `weights` ("pretrained", "random" or a file) for a backbone;
+    None: random weights, or those that a factory gave.
 
     Published weights that the hub's cache does not have are fetched.
     """
@@ -58,6 +64,8 @@ def weight_file(name: str, weights: str | Path) -> WeightFile | None:
         return WeightFile(Path(weights))
     if not is_published(name):
         raise ValueError(f"weights='pretrained': no weights of {name} are published; name a file")
+    if name in BACKBONES and BACKBONES[name].bundled:
+        return WeightFile(Path(__file__).with_name(BACKBONES[name].bundled))
     repository, file = _published(name)
     path = published_file(name, repository, file)
     return WeightFile(path, repository, path.parent.name)  # .../snapshots/<revision>/<file>
@@ -65,15 +73,19 @@ def weight_file(name: str, weights: str | Path) -> WeightFile | None:
 
 def load_backbone(
     name: str, weights: str | Path | None = None, *, image_size: int = 224, channels: int = 3
-) -> VisionTransformer:
-    """A timm ViT whose output is the CLS token after the final norm, (B, D).
+) -> VisionTransformer | Stages:
+    """A timm ViT whose output is the CLS token after the final norm, (B, D); or a row of stages.
 
     Args:
-        name: "dino_vitb16", "dinov2_vitb14_reg4", "vit_digits" or the timm name of a ViT with a class token.
-        weights: "pretrained" (timm's own, from the hub or its cache), "random", or a file: .pth (the authors'
-            files, flat or with a wrapped teacher, or timm's) or .safetensors; pickled code is never executed.
-            Position embeddings are resized to `image_size` as timm does. None: pretrained if weights are
-            published, which those of "vit_digits" are not; otherwise random.
+        name: "dino_vitb16", "dinov2_vitb14_reg4", "vit_glyphs", "vit_digits", the timm name of a ViT with a
+            class token or of a ResNet, or "package.module:factory". factory(image_size=, channels=) returns a
+            module with `stages`, the modules that images pass through in order, and, if the mean of the last
+            one's output is not the feature, `pool`.
+        weights: "pretrained" (timm's own, from the hub or its cache; vit_glyphs: those that come along),
+            "random", or a file: .pth (the authors' files, flat or with a wrapped teacher, or timm's) or
+            .safetensors; pickled code is never executed. Position embeddings are resized to `image_size` as
+            timm does. None: pretrained if weights are published, which those of "vit_digits" are not;
+            otherwise random, or those of the factory.
         image_size: side of the square input, in pixels.
         channels: channels of the input.
 
@@ -81,22 +93,40 @@ def load_backbone(
         >>> load_backbone("vit_digits", image_size=8, channels=1)(torch.zeros(2, 1, 8, 8)).shape
         torch.Size([2, 96])
     """
-    vit = _build(name, image_size, channels)
+    backbone = random_backbone(name, image_size=image_size, channels=channels)
     if weights is None:
         weights = "pretrained" if is_published(name) else "random"
     if (file := weight_file(name, weights)) is not None:
-        _load(vit, file.path, name)
-    return vit
+        load = _load_stages if isinstance(backbone, Stages) else _load
+        load(backbone, file.path, name)
+    return backbone
 
 
-def _build(name: str, image_size: int, channels: int) -> VisionTransformer:
+def random_backbone(name: str, *, image_size: int = 224, channels: int = 3) -> VisionTransformer | Stages:
+    """The backbone of `load_backbone` with random weights, or with those that a factory gives it."""
+    if ":" in name:
+        return _from_factory(name, image_size, channels)
     if name in BACKBONES:
         _check_size(name, image_size, BACKBONES[name].multiple)
     if name == "vit_digits":  # 4 x 4 patches at every size: patches of 2 x 2 pixels on 8 x 8 images
         return VisionTransformer(
             image_size, image_size // 4, channels, num_classes=0, embed_dim=96, depth=4, num_heads=4
         )
+    if name == "vit_glyphs":
+        return VisionTransformer(
+            image_size,
+            8,
+            channels,
+            num_classes=0,
+            embed_dim=192,
+            depth=3,
+            num_heads=4,
+            mlp_ratio=2,
+            embed_layer=_ConvStem,
+        )
     timm_name = BACKBONES[name].timm_name if name in BACKBONES else name
+    if re.match(r"(wide_)?(resnet|resnext)\d", timm_name) and timm.is_model(timm_name):
+        return _resnet(timm_name, image_size, channels)
     if not timm.is_model(timm_name):
         known = [*BACKBONES, *timm.list_models("*vit*")]
         close = difflib.get_close_matches(name, known, cutoff=0)
@@ -128,6 +158,60 @@ def _published(name: str) -> tuple[str, str]:
     return published.hf_hub_id, published.hf_hub_filename or FILE
 
 
+class _ConvStem(PatchEmbed):
+    """Patches by three convolutions of stride 2 instead of one of stride 8: a small ViT learns faster."""
+
+    def __init__(
+        self, img_size: int, patch_size: int, in_chans: int, embed_dim: int, **settings: Any
+    ) -> None:
+        super().__init__(img_size, patch_size, in_chans, embed_dim, **settings)
+        narrow, middle = embed_dim // 4, embed_dim // 2
+        self.proj = nn.Sequential(
+            nn.Conv2d(in_chans, narrow, 5, 2, 2),
+            nn.GroupNorm(4, narrow),
+            nn.GELU(),
+            nn.Conv2d(narrow, middle, 3, 2, 1),
+            nn.GroupNorm(4, middle),
+            nn.GELU(),
+            nn.Conv2d(middle, embed_dim, 3, 2, 1),
+        )
+
+
+def _from_factory(name: str, image_size: int, channels: int) -> Stages:
+    module, _, function = name.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module), function)
+    except (ImportError, ValueError, AttributeError) as error:
+        raise ValueError(
+            f"backbone {name!r} cannot be imported ({error}); it must be package.module:factory"
+        ) from error
+    net = factory(image_size=image_size, channels=channels)
+    if isinstance(net, Stages):
+        return net
+    stages = getattr(net, "stages", None)
+    if not isinstance(stages, (nn.ModuleList, nn.Sequential, list, tuple)):
+        raise ValueError(
+            f"backbone {name!r} returns a {type(net).__name__} without stages: give it the attribute "
+            "`stages`, a list of the modules that images pass through"
+        )
+    try:
+        return Stages(stages, getattr(net, "pool", None), image_size=image_size, channels=channels)
+    except (RuntimeError, ValueError) as error:  # the stages do not fit the images, or one another
+        raise ValueError(
+            f"backbone {name!r} does not take images of {channels} x {image_size} x {image_size}: {error}"
+        ) from error
+
+
+def _resnet(name: str, image_size: int, channels: int) -> Stages:
+    """A timm ResNet: its stem, and its four stages."""
+    net = timm.create_model(name, num_classes=0, in_chans=channels)
+    stem = nn.Sequential()
+    for part in ("conv1", "bn1", "act1", "maxpool"):
+        stem.add_module(part, getattr(net, part))
+    layers = [net.layer1, net.layer2, net.layer3, net.layer4]
+    return Stages([stem, *layers], image_size=image_size, channels=channels)
+
+
 def _check_size(name: str, image_size: int, multiple: int) -> None:
     """timm would leave out the pixels beyond the last whole patch, and say nothing."""
     if image_size % multiple:
@@ -157,6 +241,11 @@ def _load(vit: VisionTransformer, path: Path, name: str) -> None:
         ) from error
     # The classifier in timm's files is not used.
     state = {key: value for key, value in state.items() if key not in ("head.weight", "head.bias")}
+    _load_strictly(vit, state, path, name)
+
+
+def _load_strictly(backbone: nn.Module, state: dict[str, Tensor], path: Path, name: str) -> None:
+    own = backbone.state_dict()
     wrong = [f"missing {_some(own.keys() - state.keys())}"] if own.keys() - state.keys() else []
     wrong += [f"unexpected {_some(state.keys() - own.keys())}"] if state.keys() - own.keys() else []
     for key in sorted(own.keys() & state.keys()):
@@ -166,7 +255,21 @@ def _load(vit: VisionTransformer, path: Path, name: str) -> None:
         raise ValueError(
             f"{path} does not fit {name}: {'; '.join(wrong[:6])}{'; ...' if len(wrong) > 6 else ''}"
         )
-    vit.load_state_dict(state, strict=True)
+    backbone.load_state_dict(state, strict=True)
+
+
+def _load_stages(backbone: Stages, path: Path, name: str) -> None:
+    """Load a file of `Stages`, or one with the names of a ResNet's parts."""
+    state = _backbone_part(_read(path), path)
+    if "conv1.weight" in state:
+        places = {"conv1": "0.conv1", "bn1": "0.bn1", **{f"layer{i}": str(i) for i in range(1, 5)}}
+        renamed = {}
+        for key, value in state.items():
+            part, _, rest = key.partition(".")
+            if part != "fc":  # the classifier is not used
+                renamed[f"blocks.{places[part]}.{rest}" if part in places else key] = value
+        state = renamed
+    _load_strictly(backbone, state, path, name)
 
 
 def _read(path: Path) -> object:

@@ -24,7 +24,7 @@ class Prototypes(nn.Module):
 
 
 def projector(dim: int, hidden: int = 2048, out: int = 256) -> nn.Sequential:
-    """MLP D -> 2048 -> 2048 -> 256 with GELU after the first two layers; its output is not normalised.
+    """MLP D -> hidden -> hidden -> out with GELU after the first two layers; its output is not normalised.
 
     Weights are initialised from a truncated normal (std 0.02), biases with 0.
     """

@@ -45,7 +45,7 @@ def fill(order: Order, at_a_time: int | None, pretrain_epochs: int, say: Callabl
     runs = order.runs()
     check_order(order)
     torch.set_num_threads(1)  # as in every process of `run_jobs`
-    if order.dataset in MINIATURES and "weights" not in order.places:
+    if order.dataset in MINIATURES and "weights" not in order.places and runs[0].config.weights is not None:
         _pretrain(order.dataset, Path(runs[0].config.weights), pretrain_epochs, say)
     jobs = jobs_of(runs)
     left, at_a_time = unfinished(jobs), at_a_time or default_jobs(runs[0].config.device)

@@ -68,6 +68,11 @@ def table_note(name: str) -> str:
     if any(row.ours for row in table.rows):
         sentences.append("Rows with * are not in the paper.")
         sentences.append('"Recipe of + EAGC" is the row + EAGC without the operator: the fair baseline.')
+    if any(row.null for row in table.rows):
+        sentences.append(
+            "Null runs (--null) have the operator with almost no strength: what separates them from the fair "
+            "baseline is rounding, the noise floor of the differences."
+        )
     sentences += [table.note] if table.note else []
     if table.has_selex:
         sentences.append(START_MEASURE)
@@ -137,7 +142,7 @@ def _differences(name: str, filled: Filled) -> tuple[str, Table]:
     """Paired differences between rows; the key of such a row is "one - other"."""
     table = TABLES[name]
     pairs = [(row, f"{row.key} - {other}") for row in table.rows for other in row.against]
-    rows = [PaperRow(key, key, ours=row.ours) for row, key in pairs]
+    rows = [PaperRow(key, key, ours=row.ours, null=row.null) for row, key in pairs]
     if AVERAGE in PAPER[name].values:
         rows.append(PaperRow(AVERAGE, f"{AVERAGE}: + EAGC against the method's own recipe"))
     with_eagc = [row for row in table.rows if row.title == "+ EAGC"]
@@ -221,7 +226,11 @@ def _table(
     `count` gives n if it is not the number of finished runs; `average` adds a group with the mean over data
     sets.
     """
-    rows = list(rows)
+
+    def seeds(row: PaperRow, title: str) -> int:
+        return count(row, title) if count else len(filled.values(row.key, title))
+
+    rows = [row for row in rows if not row.null or any(seeds(row, title) for title in filled.groups)]
     marks = TABLES[name].heads if any(row.marks for row in rows) else ()
     names = [COLUMNS[measure][0] for measure in measures]
     groups = [(title, [*names, "n"]) for title in filled.groups]
@@ -232,7 +241,7 @@ def _table(
         for title, headings in groups:
             cells += [cell(row, title, measure, place) for place, measure in enumerate(measures)]
             if headings[-1] == "n":
-                n = count(row, title) if count else len(filled.values(row.key, title))
+                n = seeds(row, title)
                 cells.append(Cell(f"{n}" if n else "-"))
         first = f"{row.title} *" if row.ours else row.title
         lines.append(Row([first, *row.marks, *cells], emphasised=row.title.startswith(("+", "Ours"))))

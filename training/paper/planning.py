@@ -10,6 +10,7 @@ from typing import Any
 
 from eagc_ops.places import writable_folder
 from eagc_ops.training.config import SPECS, Config, ConfigError, Diagnosis, resolve
+from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.config.places import PUBLISHED_WHERE
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.engine.run_folder import RunFolder
@@ -38,6 +39,7 @@ class Order:
     preset: str = "release"  # of the rows with EAGC
     seeds: int = 3  # the seeds are 0 to seeds - 1
     trunk_cache: bool = False
+    null: bool = False  # with null runs
     settings: Mapping[str, Any] = field(default_factory=dict)  # settings of every run: epochs
     places: Mapping[str, Any] = field(default_factory=dict)  # settings of the machine: root, weights, ...
 
@@ -53,8 +55,9 @@ class Order:
     def runs(self) -> list[PlannedRun]:
         machine, miniature = dict(self.places), MINIATURES.get(self.dataset)
         if miniature:
-            weights = str(self.output / f"{self.dataset}.safetensors")
-            machine = {"weights": weights, **miniature.machine, **machine}
+            machine = {**miniature.machine, **machine}
+        if miniature and not BACKBONES[miniature.backbone].bundled:
+            machine = {"weights": str(self.output / f"{self.dataset}.safetensors"), **machine}
         if miniature or self.trunk_cache:
             machine["trunk_cache"] = str(self.output / "trunk" / self.dataset)
         if self.table.steps:
@@ -68,6 +71,7 @@ class Order:
             seeds=range(self.seeds),
             settings=self.settings,
             machine=machine,
+            null=self.null,
         )
 
 
@@ -79,7 +83,8 @@ def check_order(order: Order) -> None:
     runs = order.runs()
     writable_folder("output", order.output)
     _check_needs(order.dataset, runs[0].config)
-    made_later = "random" if order.dataset in MINIATURES else "pretrained"
+    miniature = MINIATURES.get(order.dataset)
+    made_later = "random" if miniature and not BACKBONES[miniature.backbone].bundled else "pretrained"
     for run in runs:
         check_run(run.config.replace(weights=order.places.get("weights", made_later), trunk_cache=None))
 
@@ -112,8 +117,8 @@ def _check_needs(dataset: str, config: Config) -> None:
     spec, miniature = SPECS[dataset], MINIATURES.get(dataset)
     if miniature and config.backbone != miniature.backbone:
         raise ConfigError(
-            f"{config.backbone} needs photographs, but {dataset} are drawings of 8 x 8 pixels: choose a "
-            "different --dataset"
+            f"{config.backbone} needs photographs, but {dataset} are small drawings: choose a different "
+            "--dataset"
         )
     needs = []
     if not miniature and config.root is None:
@@ -144,7 +149,8 @@ def epochs_done(folder: Path) -> int | None:
         return None
     if not (folder / "run.json").exists():
         return 0
-    return sum(line["kind"] == "epoch" for line in RunFolder.open(folder).metrics())
+    epochs = [line["epoch"] + 1 for line in RunFolder.open(folder).metrics() if line["kind"] == "epoch"]
+    return max(epochs, default=0)  # not every epoch is evaluated
 
 
 def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:

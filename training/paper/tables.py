@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagc_ops.files import fingerprint
-from eagc_ops.training.config import SPECS, Config, resolve
+from eagc_ops.training.config import NULL, SPECS, Config, resolve
 from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.paper.values import ESTIMATED_K
 from eagc_ops.training.scores import SCORES
@@ -29,7 +29,7 @@ class Miniature(NamedTuple):
 
     switches: Mapping[str, Any]  # instead of the preset's
     machine: Mapping[str, Any]
-    backbone: str  # pretrained here unless --weights names a file
+    backbone: str  # its weights come with this package, or are pretrained here unless --weights names a file
     diagnose_every: int  # steps
     note: str
 
@@ -42,7 +42,15 @@ MINIATURES = {
         diagnose_every=10,
         note="digits are ten classes of small drawings and show the mechanics: their numbers say nothing "
         "about the paper's data sets",
-    )
+    ),
+    "glyphs": Miniature(
+        switches={},
+        machine={"device": "cpu", "log_every": 7},  # an epoch has 14 steps
+        backbone="vit_glyphs",
+        diagnose_every=10,
+        note="glyphs are 60 drawn characters, 10 of them known, seen by a small encoder: their numbers say "
+        "nothing about photographs",
+    ),
 }
 
 
@@ -57,6 +65,7 @@ class PaperRow(NamedTuple):
     marks: tuple[str, ...] = ()  # under the table's `heads`
     against: tuple[str, ...] = ()  # keys of the rows that its paired differences subtract
     ours: bool = False  # not in the paper
+    null: bool = False  # a null run, trained on demand
 
     @property
     def start(self) -> str | None:
@@ -125,15 +134,17 @@ def plan(
     seeds: Sequence[int],
     settings: Mapping[str, Any],
     machine: Mapping[str, Any],
+    null: bool = False,
 ) -> list[PlannedRun]:
     """All runs of a table on one data set, row by row; a run that others start from comes before them.
 
-    `settings` are those of every run (epochs), `machine` those that change no number (paths, device). The
+    `settings` are those of every run (epochs), `machine` those that change no number (paths, device); `null`:
+    with the null runs. The
     name of a folder holds a fingerprint of the recipe, so that tables share runs: `SelEx + EAGC` on CUB is
     trained once for six.
     """
     runs: list[PlannedRun] = []
-    for row in (row for row in table.rows if row.method != ""):
+    for row in (row for row in table.rows if row.method != "" and (null or not row.null)):
         for group in table.groups_of(dataset):
             recipe = configuration(table, row, group, preset, settings)
             if max(recipe.trainable_blocks, recipe.blocks_of_reference) > BACKBONES[recipe.backbone].blocks:
@@ -170,7 +181,7 @@ def configuration(
 
 def steps_per_epoch(config: Config) -> int:
     """Steps per epoch by the published number of images; 0 if none is published."""
-    return SPECS[config.dataset].train // config.batch_size
+    return config.spec.train // config.batch_size
 
 
 def _folder_of(runs: Sequence[PlannedRun], key: str | None, group: ColumnGroup, seed: int) -> Path | None:
@@ -206,8 +217,26 @@ def _eagc(method: str, title: str = "+ EAGC", marks: tuple[str, ...] = (), **swi
     )
 
 
+def _null(method: str, marks: tuple[str, ...] = ()) -> PaperRow:
+    name = NAMES[method]
+    return PaperRow(
+        f"{name} null",
+        "null run: + EAGC, λ = 1e-4",
+        method,
+        switches=NULL,
+        marks=marks,
+        against=(f"{name} recipe",),
+        ours=True,
+        null=True,
+    )
+
+
 def _pairs(*methods: str) -> tuple[PaperRow, ...]:
-    return tuple(row for method in methods for row in (_baseline(method), _recipe(method), _eagc(method)))
+    return tuple(
+        row
+        for method in methods
+        for row in (_baseline(method), _recipe(method), _eagc(method), _null(method))
+    )
 
 
 def _alone(method: str, title: str, **switches: Any) -> PaperRow:
@@ -227,6 +256,7 @@ def _parts(method: str, mlp_head_layers: int) -> tuple[PaperRow, ...]:
         _eagc(method, "I", ("✓", "x"), lambda_p=0.0),
         _eagc(method, "II", ("x", "✓"), lambda_a=0.0),
         _eagc(method, "+ EAGC", ("✓", "✓")),
+        _null(method, ("✓", "✓")),
     )
 
 

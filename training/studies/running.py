@@ -13,7 +13,7 @@ from eagc_ops.training.engine.jobs import unfinished
 from eagc_ops.training.paper.filling import jobs_of, train_jobs
 from eagc_ops.training.report.probe import write_probe
 from eagc_ops.training.studies.evidence import write_evidence
-from eagc_ops.training.studies.study import Cell, Regime, Study, begin_study
+from eagc_ops.training.studies.study import Cell, Regime, Study, begin_study, study_plan
 
 __all__ = ["run_study"]
 
@@ -32,6 +32,10 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
         left = unfinished(jobs)
         say(f"{regime}: {len(jobs)} runs, {len(jobs) - len(left)} of them finished before")
         _probe(study, regime)
+        if left and not any(run.folder.joinpath("result.json").exists() for run in study.runs()):
+            failed += train_jobs(left[:1], 1, say)
+            say(f"After the first run:\n{study_plan(study)}")
+            left = left[1:]
         failed += train_jobs(left, at_a_time, say)
         write_evidence(study)
     return failed

@@ -218,14 +218,14 @@ def begin_study(study: Study) -> None:
 def study_plan(study: Study) -> str:
     """The runs of every regime and recipe, how many are finished, and the time of the others.
 
-    A time is that of steps of finished runs of the same regime and recipe; if there are none, of any finished
-    runs, scaled by nothing but the number of steps.
+    A time is that of steps of finished runs of the same regime and recipe, or, if it has none, of all
+    finished runs.
     """
     runs = study.runs()
     left = {run.folder: epochs_done(run.folder) for run in runs}
     finished = [run for run in runs if left[run.folder] is None]
     general = seconds_per_step(run.folder for run in finished)
-    lines, total, untimed = [], 0.0, 0
+    lines, total = [], 0.0
     for cell in study.cells:
         own = [run for run in runs if run.cell == cell]
         open_runs = [run for run in own if left[run.folder] is not None]
@@ -235,15 +235,16 @@ def study_plan(study: Study) -> str:
         count = f"{len(ARMS)} arms x {cell.regime.seeds} seeds = {len(own)} runs, {done} finished"
         text = f"  {cell!s:42} {count}"
         if open_runs:
-            time = f"about {duration([steps * each])}" if each else "no time: no run is finished"
+            time = f"about {duration([steps * each])}" if each else "no time: the first run gives it"
             text += f"; left: {steps:,} steps, {time}"
-            total, untimed = total + steps * (each or 0.0), untimed + (each is None) * len(open_runs)
+            total += steps * (each or 0.0)
         lines.append(text)
-    lines.append(
-        f"  {len(runs)} runs, {len(finished)} finished; left: {duration([total])} one at a time"
-        + (f", and {untimed} runs without a time" if untimed else "")
-        + " (steps only: reference models, evaluations and diagnoses come on top)"
-    )
+    more = len(runs) - len(finished)
+    text = f"  {len(runs)} runs, {len(finished)} finished"
+    if more:
+        time = f"about {duration([total])} for {more} runs, one at a time" if general else "no time yet"
+        text += f"; left: {time} (steps with their diagnoses: reference models and evaluations come on top)"
+    lines.append(text)
     for seeds in sorted({cell.regime.seeds for cell in study.cells}):
         least = smallest_p(seeds)
         too_few = ": too few to show anything" if least >= LEVEL else ""

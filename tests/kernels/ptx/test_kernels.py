@@ -101,6 +101,13 @@ CALLS = [
     Call(arch="sm_86", rows=70, dim=64, dtype=BF16),
     Call(arch="sm_120", rows=70, dtype=BF16),
     Call(arch="sm_120", rows=33),
+    *(
+        Call(arch=arch, rows=20, dim=64, dtype=dtype, precision=precision)
+        for arch in ("sm_86", "sm_120")
+        for dtype, precision in (
+            (FP32, "auto"), (FP32, "tf32"), (FP32, "tf32x3"), (FP16, "auto"), (BF16, "auto"), (BF16, "high")
+        )
+    ),
     Call(arch="sm_90", dtype=BF16),
     Call(arch="sm_100"),
     Call(rows=600, dim=64, dtype=FP16),
@@ -155,6 +162,23 @@ def test_the_last_program_reads_g_s_back_in_wide_loads():
     _, (report,) = call.run(0)
     loads = [done for done in report.instructions if done.statement.opcode.startswith("ld.global.cg")]
     assert max(done.warps for done in loads) == 3 * tile.warps
+
+
+@pytest.mark.parametrize(
+    ("call", "most"),
+    [
+        (Call(rows=16, dim=768, dtype=BF16, labelled=0.0), 1.0),
+        (Call(arch="sm_86", rows=70, dim=64, dtype=BF16), 1.0),
+        (Call(rows=70, dim=256, labelled=0.3, tile_of=4096), 1.0),
+        (Call(arch="sm_120", rows=33), 1.25),
+        (Call(arch="sm_86", rows=20, dim=64, tile_of=1024), 1.25),
+    ],
+    ids=str,
+)
+def test_bank_conflicts_are_as_the_modelled_times_say(call, most):
+    _, (report,) = call.run(0, traffic=True, races=False)
+    wavefronts = sum(done.wavefronts for done in report.instructions)
+    assert 0 < wavefronts <= most * sum(done.ideal_wavefronts for done in report.instructions)
 
 
 def test_the_inputs_exercise_the_projection():

@@ -13,7 +13,7 @@ from eagc_ops.training.methods import METHODS
     "command",
     [
         *("train", "evaluate", "report", "data", "demo", "table", "estimate-k", "probe"),
-        *("discover", "predict", "export"),
+        *("discover", "predict", "export", "pretrain"),
     ],
 )
 def test_every_command_has_help(command, capsys):

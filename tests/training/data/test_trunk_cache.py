@@ -52,7 +52,7 @@ def test_tokens_are_those_of_the_trunk_bit_for_bit(cache, encoder, data):
     ):  # the batches of the build: another batch size may take another GEMM
         views = []
         for i in rows:
-            image = data.merged[i][0]
+            image = data.images.image(i)
             for v in range(3):
                 torch.manual_seed(draw_key(0, -1, i, v))
                 views.append(data.train_transform(image))
@@ -217,7 +217,6 @@ def other_pixels(data):
     (lambda e, d: (make_encoder(seed=1), d, {}), ["weights"]),
     (lambda e, d: (make_encoder(grad_from_block=2), d, {}), ["weights", "grad_from_block: 3 there, 2 now"]),
     (lambda e, d: (e, dataclasses.replace(d, train_transform=d.test_transform), {}), ["train transform"]),
-    (lambda e, d: (e, dataclasses.replace(d, split_hash="0" * 64), {}), ["split"]),
     (lambda e, d: (e, make_data(labelled=20, unlabelled=29), {}), ["images: 50 there, 49 now"]),
     (lambda e, d: (e, other_pixels(d), {}), ["sampled images"]),
     (lambda e, d: (e, d, {"views": 4}), ["views: 3 there, 4 now"]),
@@ -234,6 +233,17 @@ def test_a_stale_cache_is_refused_and_the_difference_named(cache, encoder, data,
     assert all(name in str(caught.value) for name in named)
     assert "views: " not in str(caught.value) or "views" in settings  # what is the same is not named
     assert read(cache.directory) == before
+
+
+def test_runs_of_different_splits_share_a_cache(cache, encoder, monkeypatch):
+    other = dataclasses.replace(make_data(labelled=10, unlabelled=40), split_hash="of another split")
+    monkeypatch.setattr(encoder, "trunk", lambda _: pytest.fail("the trunk runs again"))
+    again = CachedViews(trunk_cache(cache.directory, encoder, other, views=3, progress=False), other)
+    for i in (0, 9, 10, 49):
+        tokens, label, uq_idx, mask = again[Draw(0, 7, i)]
+        views = choose_views(0, Draw(0, 7, i), 3)
+        assert (label, uq_idx, mask) == other.merged[i][1:]
+        assert all(torch.equal(got, cache.tokens(uq_idx, v)) for got, v in zip(tokens, views, strict=True))
 
 
 def test_training_the_tail_does_not_make_a_cache_stale(cache, data):

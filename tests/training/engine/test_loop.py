@@ -19,6 +19,7 @@ from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data import open_data, train_loader
 from eagc_ops.training.data.loaders import seeded
 from eagc_ops.training.engine import experiment as experiment_module
+from eagc_ops.training.engine import loop as loop_module
 from eagc_ops.training.engine.checkpoint import CheckpointError, load_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.loop import Callback, RunWarning
@@ -583,3 +584,58 @@ def test_the_trunk_cache_gives_the_run_it_would_give_through_the_trunk(data, tmp
     cached, pixels = weights(tmp_path / "cached" / "run"), weights(tmp_path / "pixels" / "run")
     for name in cached:
         torch.testing.assert_close(cached[name], pixels[name], rtol=1e-3, atol=2e-5)
+
+
+# Intervals, and runs of earlier versions --------------------------------------------------------------------
+
+
+def test_rarer_evaluations_and_checkpoints_change_nothing_else(whole, tmp_path, monkeypatch):
+    config, folder, result = whole
+    rare = {"evaluate_every": 2, "checkpoint_epochs": 2, "tensorboard_every": 0}
+    saved = []
+    save = loop_module.save_checkpoint
+    monkeypatch.setattr(
+        loop_module, "save_checkpoint", lambda path, *rest: (saved.append(path.name), save(path, *rest))
+    )
+    other = train(config.replace(**rare), tmp_path / "run")
+    assert other["last"] == result["last"]
+    assert all(torch.equal(value, weights(folder)[name]) for name, value in weights(tmp_path / "run").items())
+    evaluated = [line for line in lines(tmp_path / "run") if line["kind"] == "epoch"]
+    assert evaluated == [
+        line for line in lines(folder) if line["kind"] == "epoch" and line["epoch"] in (1, 2)
+    ]
+    assert other["best"]["all"] == max(line["all"] for line in evaluated)
+    assert saved.count("last.safetensors") == 2
+    assert (folder / "tensorboard").exists()
+    assert not (tmp_path / "run" / "tensorboard").exists()
+
+
+def test_a_run_of_an_earlier_version_is_read_and_evaluated(whole, tmp_path):
+    """run.json and checkpoints without the settings that came later."""
+    config, folder, _ = whole
+    shutil.copytree(folder, tmp_path / "old")
+    content = json.loads((folder / "run.json").read_text())
+    added = config.added_settings()
+    assert {"glyphs", "flip", "projector_width", "evaluate_every"} <= added.keys()
+    content["config"] = {name: value for name, value in content["config"].items() if name not in added}
+    (tmp_path / "old" / "run.json").write_text(json.dumps(content))
+    tensors, state = load_checkpoint(folder / "last.safetensors")
+    state["identity"] = {name: value for name, value in state["identity"].items() if name not in added}
+    loop_module.save_checkpoint(tmp_path / "old" / "last.safetensors", tensors, state)
+    assert evaluate(tmp_path / "old") == evaluate(folder)
+
+
+def test_a_resnet_is_trained_by_its_last_stage_also_from_a_cache(data, tmp_path):
+    plain = {"weights": None, "backbone": "resnet10t", "image_size": 32, "epochs": 1}
+    config = small_config(data, trunk_cache=str(tmp_path / "cache"), cache_views=2, **plain)
+    before = Experiment(config).student.encoder.vit.state_dict()
+    before = {name: value.clone() for name, value in before.items()}
+    train(config, tmp_path / "run")
+    after = weights(tmp_path / "run")
+    trained = {name for name in after if name.startswith("encoder.")}
+    assert trained == {f"encoder.{name}" for name in before if name.startswith("blocks.4.")}
+    changed = [
+        name for name in trained if not torch.equal(after[name], before[name.removeprefix("encoder.")])
+    ]
+    assert any("conv" in name for name in changed)
+    assert not any("running" in name for name in changed)

@@ -256,3 +256,51 @@ def test_other_timm_names():
             load_backbone(name)
     with pytest.raises(ValueError, match="is a Eva"):
         load_backbone("eva02_tiny_patch14_224")
+
+
+def test_a_resnet_is_its_stem_and_four_stages(tmp_path):
+    import timm
+
+    from eagc_ops.staged_encoder import Stages
+
+    theirs = timm.create_model("resnet18", num_classes=7, in_chans=1).eval()
+    for module in theirs.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            module.running_mean.normal_()
+    torch.save(theirs.state_dict(), tmp_path / "resnet.pth")
+    ours = load_backbone("resnet18", tmp_path / "resnet.pth", image_size=32, channels=1)
+    assert isinstance(ours, Stages)
+    assert (len(ours.blocks), ours.embed_dim) == (5, 512)
+    images = torch.randn(2, 1, 32, 32)
+    with torch.no_grad():
+        want = theirs.forward_head(theirs.forward_features(images), pre_logits=True)
+        torch.testing.assert_close(ours(images), want)
+
+
+def test_a_backbone_of_the_users_own(tmp_path, monkeypatch):
+    (tmp_path / "my_backbones.py").write_text(
+        "from torch import nn\n"
+        "class Net(nn.Module):\n"
+        "    def __init__(self, channels):\n"
+        "        super().__init__()\n"
+        "        self.stages = nn.ModuleList([nn.Conv2d(channels, 4, 3, 2), nn.Conv2d(4, 6, 3, 2)])\n"
+        "def net(image_size, channels):\n"
+        "    return Net(channels)\n"
+        "def bare(image_size, channels):\n"
+        "    return nn.Linear(2, 2)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    backbone = load_backbone("my_backbones:net", image_size=16, channels=2)
+    assert (len(backbone.blocks), backbone.embed_dim) == (2, 6)
+    torch.save(backbone.state_dict(), tmp_path / "weights.pth")
+    again = load_backbone("my_backbones:net", tmp_path / "weights.pth", image_size=16, channels=2)
+    assert torch.equal(again.blocks[1].weight, backbone.blocks[1].weight)
+    for name, message in (
+        ("my_backbones:bare", "returns a Linear without stages"),
+        ("my_backbones:none", "cannot be imported"),
+        ("no_such_package:net", "cannot be imported"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            load_backbone(name, image_size=16, channels=2)
+    with pytest.raises(ValueError, match="does not take images of 2 x 2 x 2"):
+        load_backbone("my_backbones:net", image_size=2, channels=2)

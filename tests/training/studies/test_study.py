@@ -88,11 +88,14 @@ def study(data, tmp_path, monkeypatch):
 
 
 def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
-    assert "no time: no run is finished" in study_plan(study)
+    assert "no time: the first run gives it" in study_plan(study)
     first, _ = study.cells
     said = []
     assert run_study(study, [first], 1, said.append) == 0
     assert said[0] == "3 known of 5 classes: 10 runs, 0 of them finished before"
+    assert said[1].startswith("     1 of 1: 3of5-paper-baseline-seed0")
+    assert "20 runs, 1 finished; left: about " in said[2]  # the plan again, now with a time
+    assert len(said) == 2 + 1 + 9
     text = (study.output / "evidence.md").read_text()
 
     for sentence in OUTCOME:
@@ -142,7 +145,7 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     changed = [file for file, time in before.items() if os.stat(file).st_mtime_ns != time]
     assert [file.parent for file in changed] == [run]
     assert (study.output / "evidence.md").read_text() == text
-    assert "20 runs, 10 finished; left: " in study_plan(study)
+    assert "20 runs, 10 finished; left: about " in study_plan(study)
 
     # A run that fails is counted, listed and tried again.
     def fail(job):

@@ -46,7 +46,7 @@ from eagc_ops.training.report.category_files import (
     write_json,
     write_map,
 )
-from eagc_ops.training.report.discovered import write_page
+from eagc_ops.training.report.discovered import page_size, write_page
 from eagc_ops.training.scores import scores_text
 
 __all__ = ["discover"]
@@ -424,4 +424,5 @@ def _summary(content: dict[str, Any], request: Request) -> list[str]:
         )
     if content["truth"]:
         lines.append(f"with the truth of {request.truth}: {scores_text(content['truth'])}")
-    return [*lines, f"page: {request.output / 'discovered.html'}    (eagc predict {request.output} IMAGES)"]
+    page = request.output / "discovered.html"
+    return [*lines, f"page: {page} ({page_size(page)})    (eagc predict {request.output} IMAGES)"]

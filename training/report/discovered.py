@@ -61,6 +61,7 @@ def write_page(folder: str | Path, progress: bool = False) -> Path:
     # A score that does not exist may stand as NaN.
     text = (folder / "categories.json").read_text(encoding="utf-8")
     found = json.loads(text, parse_constant=lambda _: None)
+    found["categories"].sort(key=_importance)
     rows = _rows(folder, found)
     links = _Links(folder, found["unlabelled"])
     cards = [_card(category) for category in found["categories"]]
@@ -173,8 +174,15 @@ def _headline(found: Mapping[str, Any]) -> str:
     elif doubtful:
         text += f", {doubtful} of them doubtful"
     images = found["images"]
-    share = images["nowhere"] / max(images["unlabelled"], 1)
-    return f"{text}; {percent(share)} of the images fit nowhere" if share else f"{text}; every image fits"
+    for count, words in ((images["nowhere"], "fit nowhere"), (images["doubtful"], "are doubtful")):
+        if count:
+            return f"{text}; {percent(count / images['unlabelled'])} of the images {words}"
+    return f"{text}; every image has a clear place"
+
+
+def _importance(category: Mapping[str, Any]) -> tuple[bool, bool, int]:
+    """New categories first, the largest of them first, and those without an image last."""
+    return not category["size"], category["kind"] != "new", -category["size"]
 
 
 def _counts(found: Mapping[str, Any]) -> dict[str, Any]:

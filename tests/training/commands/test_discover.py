@@ -12,6 +12,7 @@ from commands import call
 
 from eagc_ops.cli import main
 from eagc_ops.training.engine.run_folder import RunFolder
+from eagc_ops.training.report.discovered import page_size
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
 
@@ -48,7 +49,8 @@ def test_what_is_printed(capsys, home, found):
     lines = out.splitlines()
     assert code == 0 and lines[0] == f"{found} is trained: what was found is written again"
     assert lines[1].startswith("found ") and "known ones (K = 5, given)" in lines[1]
-    assert lines[-1] == f"page: {found}/discovered.html    (eagc predict {found} IMAGES)"
+    size = page_size(found / "discovered.html")
+    assert lines[-1] == f"page: {found}/discovered.html ({size})    (eagc predict {found} IMAGES)"
     named = {row["category"] for row in table((found / "assignments.csv").read_text())}
     page = (found / "discovered.html").read_text()
     assert all(name in page for name in named | {"bee", "cat", "dog"})

@@ -73,16 +73,31 @@ def test_it_opens_with_what_was_found(text):
 @pytest.mark.parametrize(
     ("sizes", "doubtful", "nowhere", "sentence"),
     [
-        ([9, 9], 0, 0, "2 new categories; every image fits"),
+        ([9, 9], 0, 0, "2 new categories; 7 % of the images are doubtful"),
         ([9], 1, 30, "1 new category, and it is doubtful; 30 % of the images fit nowhere"),
-        ([9, 9], 2, 0, "2 new categories, all of them doubtful; every image fits"),
+        ([9, 9], 2, 0, "2 new categories, all of them doubtful; 7 % of the images are doubtful"),
         ([0], 0, 0.5, "No new category; less than 1 % of the images fit nowhere"),
     ],
 )
 def test_the_sentence_in_other_cases(sizes, doubtful, nowhere, sentence):
     categories = [{"kind": "new", "size": size, "doubtful": i < doubtful} for i, size in enumerate(sizes)]
-    found = {"categories": categories, "images": {"unlabelled": 100, "nowhere": nowhere}}
+    found = {"categories": categories, "images": {"unlabelled": 100, "nowhere": nowhere, "doubtful": 7}}
     assert discovered._headline(found) == sentence
+    found["images"] |= {"nowhere": 0, "doubtful": 0}
+    assert discovered._headline(found).endswith("; every image has a clear place")
+
+
+def test_new_categories_come_first_and_empty_ones_last(tmp_path):
+    found = write_discovery(tmp_path, images=19)  # the first three, the known ones, have one image more
+    rest = {"typical": [], "doubtful_images": [], "size": 0, "confidence": 0.0, "labelled": 7}
+    found["categories"].append({**found["categories"][-1], "name": "unseen", **rest})
+    found["categories"].sort(key=lambda category: category["name"])
+    (tmp_path / "out" / "categories.json").write_text(json.dumps(found))
+    text = write_page(tmp_path / "out").read_text()
+    names = re.findall(r"<h2>(.*?)</h2>", text)
+    assert names == [*(f"new-{i}" for i in range(1, 6)), "barn owl", "fox", "hedgehog", "unseen"]
+    card = " ".join(Page(text[text.index("<h2>unseen") :]).text.split())
+    assert card.startswith("unseen known none of the images, but 7 of yours")
 
 
 def test_names_of_users_stay_text(text):

@@ -26,7 +26,7 @@ SETTINGS = {
     "small": {},
     "small_legogcd": {},
     "small_sptnet": {
-        **{"phase_batches": 2, "pad_width": 2, "prompt_std": 0.01},
+        **{"phase_batches": 2, "pad_width": 2, "prompt_std": 0.1},
         **{"prompt_lr": 0.01, "backbone_lr": 0.01, "head_lr": 0.01},
     },
     "small_selex": {"embedding_dim": 32},
@@ -87,16 +87,23 @@ def test_rows_do_not_depend_on_the_batch(trained, unlabelled, method):
         assert float(ours) == pytest.approx(float(theirs), abs=2e-4)
 
 
-def test_confidence_and_margin_are_those_of_the_classifier(trained, unlabelled):
-    predictor = Predictor(trained["small"][0])
-    found = predictor(unlabelled)
-    student = predictor.student
-    with torch.no_grad():
-        logits = student.method(found.z)[0] / student.method.config.student_temp
-    expected = logits.softmax(1).sort(1, descending=True).values
-    _, rows = predict(trained["small"][0], unlabelled)
-    for row, (first, second, *_) in zip(rows, expected.tolist()):
-        assert [float(row[3]), float(row[4])] == pytest.approx([first, first - second], abs=1e-4)
+@pytest.mark.parametrize("method", ["small", "small_sptnet"])
+def test_confidence_and_margin_are_those_of_the_classifier(trained, unlabelled, method):
+    """With the prompts of SPTNet, without which they would be others."""
+    predictor = Predictor(trained[method][0])
+    heads, encoder = predictor.student.method, predictor.student.encoder
+    images = torch.stack([predictor.transform(Image.open(path).convert("RGB")) for path in unlabelled])
+
+    def expected(images):
+        logits = heads(encoder.student(encoder.trunk(images)))[0] / heads.config.student_temp
+        first, second = logits.softmax(1).topk(2, 1).values.T
+        return torch.stack([first, first - second], 1)
+
+    _, rows = predict(trained[method][0], unlabelled)
+    found = torch.tensor([[float(value) for value in row[3:]] for row in rows])
+    prompted = heads.prompts(images) if method == "small_sptnet" else images
+    torch.testing.assert_close(found, expected(prompted), atol=2e-4, rtol=0)
+    assert method == "small" or (found - expected(images)).abs().max() > 2e-3
 
 
 def test_selex_needs_its_images_once(trained, unlabelled, data, tmp_path, monkeypatch):

@@ -160,7 +160,7 @@ def test_settings_of_the_machine():
         "trunk_cache",
         "log_every",
     }
-    common |= {"checkpoint_every", "diagnose"}
+    common |= {"checkpoint_every", "checkpoint_epochs", "tensorboard_every", "diagnose"}
     for method in ("simgcd", "legogcd", "selex"):
         assert set(config_class(method).machine_settings()) == common
     assert set(config_class("sptnet").machine_settings()) == {*common, "init"}

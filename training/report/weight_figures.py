@@ -296,7 +296,7 @@ def _weights_note(looks: Sequence[Look]) -> str:
         return ", ".join(f"{value} ({name})" for name, value in values.items())
 
     seeds = {name: run.config.seed for name, run in runs.items()}
-    epochs = {name: len(run.lines["epoch"]) for name, run in runs.items()}
+    epochs = {name: run.lines["epoch"][-1]["epoch"] + 1 for name, run in runs.items()}
     one = (
         f"one run of each configuration, seed {spread(seeds)}, weights after the last epoch "
         f"({spread(epochs)} epochs)"

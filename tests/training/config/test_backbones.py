@@ -4,17 +4,17 @@ import pytest
 import torch
 
 from eagc_ops.training.config.backbones import BACKBONES
-from eagc_ops.training.models.backbones import load_backbone
+from eagc_ops.training.models.backbones import random_backbone
 
 
 @pytest.mark.parametrize("name", BACKBONES)
 def test_facts_are_those_of_the_model(name):
     facts, size = BACKBONES[name], 16 if name == "vit_digits" else 224
     with torch.device("meta"):  # shapes without memory
-        vit = load_backbone(name, "random", image_size=size, channels=3)
+        vit = random_backbone(name, image_size=size, channels=3)
     assert (len(vit.blocks), vit.embed_dim) == (facts.blocks, facts.dim)
     patch = vit.patch_embed.patch_size[0]
     assert facts.multiple == (size // patch if name == "vit_digits" else patch)
     for wrong in (size + 1, size - 2):
         with pytest.raises(ValueError, match=f"image_size must be a multiple of {facts.multiple} for {name}"):
-            load_backbone(name, image_size=wrong)
+            random_backbone(name, image_size=wrong)

@@ -133,8 +133,9 @@ def test_two_processes_draw_once(cache, tmp_path):
     assert [file.suffix for file in cache.iterdir()] == [".npz"]
 
 
-def test_a_cache_folder_that_cannot_be_written_is_done_without(monkeypatch):
-    monkeypatch.setenv("XDG_CACHE_HOME", "/proc/nowhere")  # not even root writes there
+def test_a_cache_folder_that_cannot_be_written_is_done_without(tmp_path, monkeypatch):
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
     with pytest.warns(UserWarning, match="cannot be kept"):
         drawn = glyphs.drawn_glyphs(Glyphs(classes=2, known=1, per_class=2))
     assert drawn.pixels.shape == (4, 36, 36)

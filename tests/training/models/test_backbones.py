@@ -254,7 +254,7 @@ def test_other_timm_names():
     assert vit(torch.zeros(1, 1, 32, 32)).shape == (1, 192)
     with pytest.raises(ValueError, match="'dino_vitb61' is unknown; close names: dino_vitb16"):
         load_backbone("dino_vitb61")
-    for name in ("resnet18", "vit_base_patch16_siglip_224"):
+    for name in ("mobilenetv3_large_100", "vit_base_patch16_siglip_224"):
         with pytest.raises(ValueError, match=f"'{name}' cannot be built as a ViT with a class token"):
             load_backbone(name)
     with pytest.raises(ValueError, match="is a Eva"):

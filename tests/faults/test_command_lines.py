@@ -269,7 +269,7 @@ AT_ONCE = [
     ("discover . full -o out", "unlabelled images full lies inside of labelled folder ."),
     ("discover full run -o full/out", "--output full/out lies inside of your images full"),
     ("discover full run -o file.txt", "--output file.txt is a file; name a folder"),
-    ("discover full run -o torn", "torn/run.json cannot be read"),
+    ("discover full run -o torn", "torn: run.json cannot be read"),
     ("discover full torn -o complete", "--output complete holds a run on digits: choose a different folder"),
     ("discover full run -o out --holdout 1", "--holdout: must be a share >= 0 and < 1, got 1"),
     ("discover full run -o out --holdout some", "--holdout: must be a share >= 0 and < 1, got some"),

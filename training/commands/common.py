@@ -29,7 +29,7 @@ def is_main_process() -> bool:
 
 def check_trained(run: Path, changes: dict[str, Any]) -> None:
     """Check that `run` is a complete run whose weights are there, and that `changes` may be made to it."""
-    folder = RunFolder.open(run)
+    folder = RunFolder.open(run, what="RUN")
     changed(folder.config, changes)
     if folder.result() is None:
         raise ConfigError(f"{run} is not a complete run: go on with it first")

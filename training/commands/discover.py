@@ -63,7 +63,7 @@ def main(argv: list[str]) -> int:
         check_links(arguments["sort_into"], labelled, unlabelled)
     settings = {name: value for name, value in arguments.items() if name in SETTINGS}
     if (output / "run.json").exists():
-        check_begun(RunFolder.open(output), settings)
+        check_begun(RunFolder.open(output, what="--output"), settings)
     else:
         check_run(resolve(**settings, dataset="discover", root=str(labelled)), output)
 

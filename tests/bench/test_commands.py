@@ -146,7 +146,12 @@ def test_overhead_gets_the_data_set_which_is_opened_once(measured, monkeypatch):
 def test_overhead_reads_the_data_set_once_up_to_the_measuring(monkeypatch):
     """From the command line to the batch of a step; the rest of `overhead` gets that batch and the images."""
     read, read_images = [], gcd.read_images
-    monkeypatch.setattr(gcd, "read_images", lambda *which: read.append(which) or read_images(*which))
+
+    def counted(*which, **more):
+        read.append(which)
+        return read_images(*which, **more)
+
+    monkeypatch.setattr(gcd, "read_images", counted)
     monkeypatch.setattr(overhead, "make_setting", stop)
     with pytest.raises(Stop):
         main(["overhead", "--dataset", "digits"])

@@ -87,8 +87,9 @@ class Nursery:
         return json.loads(self._process.stdout.readline())
 
     def close(self) -> None:
-        self._process.stdin.close()
-        self._process.wait()
+        # Closing its input is not enough: a worker process that a failed test keeps holds a copy of the pipe.
+        self._process.terminate()
+        self._process.communicate()
 
 
 def without_bars(text: str) -> list[str]:

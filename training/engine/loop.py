@@ -287,7 +287,7 @@ class Loop:
         scores, predicted, start = self.evaluate(self.experiment)
         bar.set_postfix_str(scores_text(scores, 1))
         self.last = {"epoch": self.epoch, **finite(dict(scores))}
-        line = {**self.last, "classes_predicted": predicted}
+        line = {**self.last, "classes_predicted": predicted, **timing}
         if start is not None:
             line |= {f"start_{name}": score for name, score in start.items()}
             if self.best_start is None or start["all"] > self.best_start["all"]:

@@ -124,8 +124,9 @@ def test_the_overhead_page_stands_alone(measured):
 
 
 def test_a_benchmark_that_fails_leaves_no_page(tmp_path, monkeypatch):
-    failing = subprocess.CompletedProcess([], 3)
-    monkeypatch.setattr(command.subprocess, "run", lambda words: failing)
+    start = subprocess.Popen
+    failing = [sys.executable, "-c", "raise SystemExit(3)"]
+    monkeypatch.setattr(command.subprocess, "Popen", lambda words: start(failing))
     assert table("overhead", "-o", tmp_path) == 3
     assert list((tmp_path / "overhead").iterdir()) == []
 

@@ -146,7 +146,8 @@ def test_the_accuracy_that_the_release_reports_has_a_line_of_its_own(monkeypatch
         monkeypatch.setattr(runs, "train", lambda config, run, more=more: {**result, **more})
         assert train(tmp_path / "run", *words) == 0
         lines.append(capsys.readouterr().out.splitlines())
-    assert [line.split(":")[0] for line in lines[0][2:]] == ["best epoch (8)", "last epoch (8)", "run"]
+    chosen = "best epoch, chosen with the truth (8)"
+    assert [line.split(":")[0] for line in lines[0][2:]] == [chosen, "last epoch (8)", "run"]
     (added,) = set(lines[1]) - set(lines[0])
     assert added.startswith("best start of an epoch (4): All 75.00%  Old 25.00%  New -    (as the released")
 

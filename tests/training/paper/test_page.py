@@ -83,7 +83,7 @@ def test_means_deviations_pairs_and_averages(tmp_path, monkeypatch):
     note, table = text.split("SelEx at the start of an epoch")
     assert "The paper does not say of which kind its values of SelEx + EAGC are" in note
     start = cells(table)
-    assert start.keys() == {"SelEx, recipe of + EAGC *", "+ EAGC"}
+    assert start.keys() == {"SelEx, recipe of + EAGC *", "+ EAGC", "null run: + EAGC, λ = 1e-4 *"}
     assert [heading for heading in start["+ EAGC"][0] if heading.startswith("Aircraft")] == []
     for group in (cub, cars):
         values = 50 * np.array([scores[group.title, "SelEx + EAGC", seed] for seed in range(3)])

@@ -16,6 +16,8 @@ from eagc_ops.training.paper import page as table_page
 from eagc_ops.training.paper.tables import TABLES
 from eagc_ops.training.report.runs import read_run
 
+ROWS = [row for row in TABLES["ablation"].rows if not row.null]  # null runs are trained on demand
+
 
 @pytest.fixture(scope="module")
 def small():
@@ -102,7 +104,7 @@ def test_only_what_is_left_is_trained(ablation):
 
 
 def test_the_rows_are_those_of_the_paper_and_the_recipes_between(ablation):
-    for method, rows in (("SimGCD", TABLES["ablation"].rows[:7]), ("SelEx", TABLES["ablation"].rows[7:])):
+    for method, rows in (("SimGCD", ROWS[:7]), ("SelEx", ROWS[7:])):
         between = [f"{method}, {what}" for what in ("warm start alone", "MLP head alone", "recipe of + EAGC")]
         assert [row.title for row in rows] == [method, *between, "I", "II", "+ EAGC"]
     assert len(ablation.runs) == 14
@@ -110,7 +112,7 @@ def test_the_rows_are_those_of_the_paper_and_the_recipes_between(ablation):
 
 def test_the_values_are_those_of_the_run_folders(ablation):
     lines, seen = cells(ablation.text), {}
-    for row in TABLES["ablation"].rows:
+    for row in ROWS:
         title = row.title + (" *" if row.ours else "")
         line = lines[title][seen.get(title, 0)]
         seen[title] = seen.get(title, 0) + 1
@@ -127,7 +129,7 @@ def test_the_values_are_those_of_the_run_folders(ablation):
 
 
 def test_every_row_trains_its_recipe(ablation):
-    for row in TABLES["ablation"].rows:
+    for row in ROWS:
         ((run, _),) = ablation.runs[row.key, DIGITS].values()
         for switch, expected in row.switches.items():
             assert getattr(run.config, switch) == expected
@@ -183,7 +185,7 @@ def test_the_page_has_the_sections_of_a_report(ablation):
     assert "<h2>scikit-learn digits</h2>" not in ablation.page  # the summary says it
     named = [row[0] for rows in html.tables if rows[0][0] == "configuration" for row in rows[2:]]
     assert len(named) == 14
-    assert all(any(name.startswith(row.key) for name in named) for row in TABLES["ablation"].rows)
+    assert all(any(name.startswith(row.key) for name in named) for row in ROWS)
 
 
 @pytest.mark.parametrize(

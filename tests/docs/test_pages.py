@@ -6,6 +6,7 @@ import shlex
 import subprocess
 import sys
 
+import layouts
 import pytest
 from documents import PAGES, ROOT, blocks, pages_with
 
@@ -33,6 +34,12 @@ FACTS = {
         (violation,) = map(str, careless[0].violations)
         assert "byte 4000 of 4000 of argument 0 (x_ptr)" in violation and "12 x" in violation
     """,
+    "docs/walk.md": """
+        assert len(list(Path("labelled").glob("*/*.png"))) == 50 == len(truth) - 1
+        assert {file.parent.name for file in Path("labelled").glob("*/*.png")} == set(names[:5])
+        from PIL import Image
+        assert images.image(6).tobytes() == Image.open("unlabelled/00006.png").tobytes()
+    """,
     "docs/extending.md": """
         import torch
         from eagc_ops.training.methods import METHODS, Problem
@@ -45,6 +52,9 @@ FACTS = {
     """,
 }
 
+# What a page has downloaded before its code runs: not the official images, of which the reader warns.
+DOWNLOADED = {"docs/walk.md": lambda folder: layouts.cifar10_root(folder / "data", None)}
+
 
 def test_these_are_the_pages_with_code():
     assert set(pages_with("python")) == set(FACTS)
@@ -56,10 +66,12 @@ def test_code_runs_as_printed(page, tmp_path):
     if page == "docs/ptx.md" and ptx.compiler() is None:
         pytest.skip("THE PAGE OF THE PTX MACHINE IS NOT RUN: no C++ compiler (install g++)")
     facts = "\n".join(line.strip() for line in FACTS[page].splitlines())
+    warned = [] if page in DOWNLOADED else ["-W", "error::UserWarning"]
+    DOWNLOADED.get(page, lambda folder: None)(tmp_path)
     script = tmp_path / "page.py"
     script.write_text("\n\n".join([*blocks(page, "python"), facts]))
     ran = subprocess.run(
-        [sys.executable, "-W", "error::UserWarning", script],
+        [sys.executable, *warned, script],
         cwd=tmp_path, env=os.environ | {"TRITON_INTERPRET": "0", "TRITON_DEFAULT_FP_FUSION": "1"},
         capture_output=True, text=True, timeout=300,
     )  # fmt: skip

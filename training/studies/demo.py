@@ -60,8 +60,8 @@ COLUMNS = {  # measure: heading, digits; the report has more
     "soc_release": ("SOC", 3),
 }
 _HOW_TO_READ = (
-    "their most typical images and the true character of most of them. Blue: a known one, green: a novel "
-    "one, red: no character has half of the images"
+    "their most typical images and the true character of most of them.\nBlue: a known one; green: a novel "
+    "one; orange: no character has half of the images"
 )
 
 Measured = Mapping[str, Mapping[int, Mapping[str, float]]]  # variant -> seed -> measure -> value

@@ -31,7 +31,7 @@ AT_ONCE = [
     ("fly", "unknown command 'fly'; must be one of demo, train"),
     ("training --epochs 3", "unknown command 'training'"),
     ("data", "COMMAND is missing; choose one of verify, download"),
-    ("data fly", "COMMAND: invalid choice: 'fly' (choose from 'verify', 'download')"),
+    ("data fly", "COMMAND: invalid choice: 'fly' (choose from 'verify', 'download', 'show')"),
     ("bench", "COMMAND is missing; choose one of operator, throughput"),
     ("bench fly", "COMMAND: invalid choice: 'fly'"),
     # Options that do not exist, are cut short, or lack a value

@@ -219,6 +219,15 @@ def triangle_section(results: Path) -> str:
     )
 
 
+def estimate_section(results: Path) -> str:
+    content = load(results / "estimate.json")
+    return _paragraphs(
+        f"Measured on {content['date']} on {_machine(content)}: one thread, CPU time of a search, median and "
+        "quartiles over the seeds.",
+        tables.estimate(content["estimate"]),
+    )
+
+
 SECTIONS = {
     "headline": headline_section,
     "operator": operator_section,
@@ -228,6 +237,7 @@ SECTIONS = {
     "conceptor": conceptor_section,
     "modelled": modelled_section,
     "triangle": triangle_section,
+    "estimate": estimate_section,
 }
 
 

@@ -1,6 +1,7 @@
 """The figures of README and docs come from the results files, and those from one machine."""
 
 import re
+import statistics
 
 import pytest
 
@@ -82,18 +83,32 @@ def test_the_command_writes_readme_and_docs(tmp_path, monkeypatch, capsys):
 def test_the_results_are_of_committed_code_one_machine_and_one_day():
     results = {path.stem: load(path) for path in RESULTS.glob("*.json")}
     measured = ["conceptor", "operator", "overhead", "roofline", "throughput"]
-    assert sorted(results) == sorted([*measured, "loader", "triangle"])
-    origins = [str([results[name][key] for key in ("machine", "versions")]) for name in (*measured, "loader")]
+    alone = ["estimate", "loader"]
+    assert sorted(results) == sorted([*measured, *alone, "triangle"])
+    origins = [str([results[name][key] for key in ("machine", "versions")]) for name in (*measured, *alone)]
     assert len(set(origins)) == 1
-    # The conceptor, loading and the counts of compiled code are compared with no other result; their sections
-    # name their own days.
+    # The conceptor, loading, the estimate of K and the counts of compiled code are compared with no other
+    # result; their sections name their own days.
     assert len({results[name]["date"] for name in measured[1:]}) == 1
     uncommitted = [name for name, result in results.items() if result["commit"].endswith("+")]
     assert not uncommitted, "measured with uncommitted changes"
     assert results["roofline"]["measured"] == results["throughput"]["throughput"]
-    assert not any(results[name]["settings"]["quick"] for name in (*measured, "loader")), (
-        "the short form is no result"
-    )
+    timed = [*measured, *alone]
+    assert not any(results[name]["settings"]["quick"] for name in timed), "the short form is no result"
+
+
+def test_the_search_for_k_is_as_good_as_the_published_one_and_faster():
+    """The page says so: the median K lies within the spread of the published search over its seeds."""
+    rows = load(RESULTS / "estimate.json")["estimate"]
+    found = {(row["data"], row["way"]): row for row in rows}
+    names = {name for name, way in found if way == "published"}
+    assert len(names) == 3
+    for name in names:
+        ours, published = found[name, "here"], found[name, "published"]
+        assert min(published["found"]) <= statistics.median(ours["found"]) <= max(published["found"])
+        assert ours["seconds"].high < published["seconds"].low
+    (large,) = (row for row in rows if row["N"] > 20_000)
+    assert large["D"] == 384 and large["seconds"].high < 120
 
 
 def test_the_fit_is_faster_than_the_released_one_and_exact():

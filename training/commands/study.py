@@ -16,7 +16,17 @@ from eagc_ops.locks import lock
 from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
 from eagc_ops.training.config import as_options
-from eagc_ops.training.studies.study import RECIPES, REGIMES, Cell, Study, check_study, study_plan
+from eagc_ops.training.studies.study import (
+    METHOD,
+    OTHERS,
+    RECIPES,
+    REGIMES,
+    SETTINGS,
+    Cell,
+    Study,
+    check_study,
+    study_plan,
+)
 
 
 @command("eagc study", as_options)
@@ -57,6 +67,13 @@ def main(argv: list[str]) -> int:
         help="train only these now [all]",
     )
     parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=[METHOD, *OTHERS],
+        default=[METHOD, *OTHERS],
+        help="train only these now [all]; the others than simgcd at 10 known classes, recipe paper",
+    )
+    parser.add_argument(
         "--seeds",
         type=whole_number(most=MOST_SEEDS),
         metavar="N",
@@ -66,7 +83,7 @@ def main(argv: list[str]) -> int:
         "--epochs",
         type=whole_number(),
         metavar="N",
-        help="epochs of every run, fixed likewise [the recipe's]",
+        help=f"epochs of every run, fixed likewise [{SETTINGS['epochs']}]",
     )
     parser.add_argument(
         "--jobs",
@@ -80,12 +97,14 @@ def main(argv: list[str]) -> int:
     if arguments.seeds is not None:
         regimes = tuple(replace(regime, seeds=arguments.seeds) for regime in regimes)
     epochs = {} if arguments.epochs is None else {"epochs": arguments.epochs}
-    study = Study(arguments.output, regimes, settings=epochs)
+    study = Study(arguments.output, regimes, settings={**SETTINGS, **epochs})
     check_study(study)
     now = [
         cell
         for cell in study.cells
-        if cell.regime.known in arguments.known and cell.recipe in arguments.recipes
+        if cell.regime.known in arguments.known
+        and cell.recipe in arguments.recipes
+        and cell.method in arguments.methods
     ]
     print(study_plan(study), flush=True)
     if arguments.dry_run:

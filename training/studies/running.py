@@ -1,4 +1,4 @@
-"""Train the runs of the study that are left, regime by regime."""
+"""Train the runs of the study that are left, cell by cell."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["run_study"]
 
 
 def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable[[str], None]) -> int:
-    """Train the runs of the cells `now` that are left, and write the evidence after every regime.
+    """Train the runs of the cells `now` that are left, and write the evidence after every cell.
 
     The evidence is that of the whole study. Returns the number of runs that failed; the same command tries
     them again.
@@ -27,11 +27,11 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
     begin_study(study)
     torch.set_num_threads(1)  # as in every process of `run_jobs`
     failed = 0
-    for regime in dict.fromkeys(cell.regime for cell in now):
-        jobs = jobs_of([run for run in study.runs() if run.cell.regime == regime and run.cell in now])
+    for cell in now:
+        jobs = jobs_of([run for run in study.runs() if run.cell == cell])
         left = unfinished(jobs)
-        say(f"{regime}: {len(jobs)} runs, {len(jobs) - len(left)} of them finished before")
-        _probe(study, regime)
+        say(f"{cell}: {len(jobs)} runs, {len(jobs) - len(left)} of them finished before")
+        _probe(study, cell.regime)
         if left and not any(run.folder.joinpath("result.json").exists() for run in study.runs()):
             failed += train_jobs(left[:1], 1, say)
             say(f"After the first run:\n{study_plan(study)}")

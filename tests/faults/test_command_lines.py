@@ -118,6 +118,7 @@ AT_ONCE = [
     ("estimate-k --seed -3", "--seed must be >= 0, got -3"),
     ("study --known 7", "--known: invalid choice: 7 (choose from 10, 5, 20, 50, 100)"),
     ("study --seeds 0", "--seeds: must be a whole number >= 1, got 0"),
+    ("study --methods gcd", "--methods: invalid choice: 'gcd' (choose from 'simgcd', 'legogcd', "),
     ("probe --choices 0", "--choices: must be a whole number >= 1, got 0"),
     ("probe --lambda-p -1", "--lambda-p must be >= 0, got -1.0"),
     ("demo --epochs 0", "--epochs: must be a whole number >= 1, got 0"),

@@ -134,7 +134,7 @@ class Cell(NamedTuple):
 
     regime: Regime
     recipe: str
-    method: str = METHOD
+    method: str
 
     @property
     def arms(self) -> tuple[str, ...]:
@@ -180,7 +180,7 @@ class Study:
 
     @property
     def cells(self) -> list[Cell]:
-        cells = [Cell(regime, recipe) for regime in self.regimes for recipe in self.recipes]
+        cells = [Cell(regime, recipe, METHOD) for regime in self.regimes for recipe in self.recipes]
         return cells + [cells[0]._replace(method=method) for method in self.others]
 
     @property
@@ -217,7 +217,7 @@ class Study:
         }
         machine = {"device": "cpu", "trunk_cache": str(self.output / "trunk" / regime.key), **self.machine}
         if "init" in config_class(method).model_fields:  # SPTNet starts from SimGCD, and changes pixels
-            start = self._folder(Cell(regime, recipe), BASELINE, seed)
+            start = self._folder(cell._replace(method=METHOD), BASELINE, seed)
             machine |= {"init": str(start), "trunk_cache": None}
             switches.pop("warm_start", None)  # its start is the same run for all arms
         config = resolve(method, preset=recipe, seed=seed, **switches, **machine)

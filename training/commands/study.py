@@ -5,17 +5,21 @@ The output folder holds `runs/`, `trunk/`, `features/`, `probes/`, `evidence.md`
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from eagc_ops.console import Parser, command, path, whole_number
 from eagc_ops.locks import lock
 from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
-from eagc_ops.training.config import as_options
+from eagc_ops.training.config import ConfigError, as_options, resolve
+from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.studies.study import (
     METHOD,
     OTHERS,
@@ -23,6 +27,7 @@ from eagc_ops.training.studies.study import (
     REGIMES,
     SETTINGS,
     Cell,
+    Regime,
     Study,
     check_study,
     study_plan,
@@ -34,6 +39,9 @@ def main(argv: list[str]) -> int:
     """Train SimGCD with and without EAGC for more and fewer known classes, and write what that shows.
 
     The outcome and its test were decided before the runs. The same command goes on with a study.
+
+    With --root it is a study of your own images, in folders named by class. Some classes are known and the
+    others play novel ones, because somebody must know the truth.
     """
     parser = Parser(prog="eagc study", description=main.__doc__)
     parser.add_argument(
@@ -91,18 +99,25 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="runs at a time [one for each core, up to 4]",
     )
+    own = parser.add_argument_group("your own images, instead of glyphs")
+    own.add_argument("--root", metavar="FOLDER", help="a folder of images in folders named by class")
+    own.add_argument("--split-file", metavar="FILE", help="a .json or .yaml that names the known classes")
+    own.add_argument("--backbone", metavar="NAME", help="as of `eagc train`")
+    own.add_argument("--weights", metavar="FILE", help="as of `eagc train`")
+    own.add_argument("--image-size", type=whole_number(), metavar="N", help="as of `eagc train`")
     arguments = parser.parse_args(argv)
     writable_folder("--output", arguments.output)
-    regimes = tuple(REGIMES.values())
+    epochs = {} if arguments.epochs is None else {"epochs": arguments.epochs}
+    settings = {**SETTINGS, **epochs}
+    regimes, recipes, others = _own(arguments, settings) or (tuple(REGIMES.values()), tuple(RECIPES), OTHERS)
     if arguments.seeds is not None:
         regimes = tuple(replace(regime, seeds=arguments.seeds) for regime in regimes)
-    epochs = {} if arguments.epochs is None else {"epochs": arguments.epochs}
-    study = Study(arguments.output, regimes, settings={**SETTINGS, **epochs})
+    study = Study(arguments.output, regimes, recipes, tuple(others), settings)
     check_study(study)
     now = [
         cell
         for cell in study.cells
-        if cell.regime.known in arguments.known
+        if (arguments.root is not None or cell.regime.known in arguments.known)
         and cell.recipe in arguments.recipes
         and cell.method in arguments.methods
     ]
@@ -112,6 +127,31 @@ def main(argv: list[str]) -> int:
     if arguments.background:
         return _detach(argv, arguments.output)
     return _run(study, now, arguments.jobs)
+
+
+def _own(
+    arguments: argparse.Namespace, settings: Mapping[str, Any]
+) -> tuple[tuple[Regime, ...], tuple[str, ...], tuple[str, ...]] | None:
+    """Regimes, recipes and other methods of a study of the user's own images; None without --root."""
+    names = ("root", "split_file", "backbone", "weights", "image_size")
+    own = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    if not own:
+        return None
+    if arguments.root is None:
+        raise ConfigError(
+            f"{next(iter(own))} belongs to a study of your own images: name their folder too, with --root"
+        )
+    if arguments.known != list(REGIMES):
+        raise ConfigError(
+            "--known chooses among the regimes of glyphs; the known classes of --root are in split_file"
+        )
+    own["dataset"] = "folder"
+    check_run(resolve(METHOD, preset="paper", **own, **settings))
+    from eagc_ops.training.data import open_data  # torchvision takes seconds to import
+
+    data = open_data("folder", arguments.root, split_file=arguments.split_file)
+    regime = Regime(data.known, data.known + data.novel, len(data.merged), settings=own)
+    return (regime,), ("paper",), ()
 
 
 def _run(study: Study, now: list[Cell], jobs: int | None) -> int:

@@ -15,10 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagc_ops.files import atomic_write
-from eagc_ops.training.config import Config, ConfigError, Diagnosis, config_class, resolve
+from eagc_ops.training.config import Config, ConfigError, Diagnosis, Glyphs, config_class, resolve
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.paper.planning import duration, epochs_done, seconds_per_step
-from eagc_ops.training.paper.tables import steps_per_epoch
 
 __all__ = [
     "ARMS",
@@ -101,6 +100,7 @@ class Regime:
 
     known: int
     classes: int
+    images: int
     seeds: int = 10
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)  # that make the problem
 
@@ -114,7 +114,7 @@ class Regime:
 
 def _glyphs(known: int, classes: int, seeds: int = 10) -> Regime:
     settings = {"dataset": "glyphs", "glyphs": {"known": known, "classes": classes}}
-    return Regime(known, classes, seeds, settings)
+    return Regime(known, classes, classes * Glyphs().per_class, seeds, settings)
 
 
 REGIMES = {  # by known classes; 10 of 60 comes first: it is that of the demo
@@ -186,7 +186,7 @@ class Study:
     @property
     def design(self) -> dict[str, Any]:
         """What must not change once runs have been seen."""
-        regimes = [[regime.known, regime.classes, regime.seeds] for regime in self.regimes]
+        regimes = [[regime.known, regime.classes, regime.seeds, regime.settings] for regime in self.regimes]
         return {
             "regimes": regimes,
             "recipes": list(self.recipes),
@@ -250,8 +250,8 @@ def check_study(study: Study) -> None:
             ) from error
         if design != study.design:
             raise ConfigError(
-                f"{study.output} holds a study with other seeds or epochs, which are fixed when it begins: "
-                "leave the options as they were, or choose a different --output"
+                f"{study.output} holds a study with other data, seeds or epochs, which are fixed when it "
+                "begins: leave the options as they were, or choose a different --output"
             )
 
 
@@ -275,7 +275,10 @@ def study_plan(study: Study) -> str:
     for cell in study.cells:
         own = [run for run in runs if run.cell == cell]
         open_runs = [run for run in own if left[run.folder] is not None]
-        steps = sum((run.config.epochs - left[run.folder]) * steps_per_epoch(run.config) for run in open_runs)
+        steps = sum(
+            (run.config.epochs - left[run.folder]) * (cell.regime.images // run.config.batch_size)
+            for run in open_runs
+        )
         each = seconds_per_step(run.folder for run in own if left[run.folder] is None) or general
         done = len(own) - len(open_runs)
         count = f"{len(cell.arms)} arms x {cell.regime.seeds} seeds = {len(own)} runs, {done} finished"

@@ -83,7 +83,7 @@ def study(data, tmp_path, monkeypatch):
         "reference_batch_size": 8,
         "cache_views": 2,
     }
-    regimes = (Regime(3, 5, 2, settings), Regime(4, 6, 2, settings))
+    regimes = (Regime(3, 5, 60, 2, settings), Regime(4, 6, 60, 2, settings))
     machine = {"log_every": 1, "diagnose": {"every": 2}, **data}
     return Study(tmp_path / "study", regimes, ("paper",), ("small_legogcd",), {"epochs": 1}, machine)
 
@@ -186,7 +186,7 @@ def test_seeds_and_epochs_are_fixed_when_a_study_begins(study):
     check_study(study)
     more = replace(study, regimes=[replace(regime, seeds=3) for regime in study.regimes])
     for other in (more, replace(study, settings={"epochs": 2})):
-        with pytest.raises(ConfigError, match="holds a study with other seeds or epochs"):
+        with pytest.raises(ConfigError, match="holds a study with other data, seeds or epochs"):
             check_study(other)
     (study.output / "study.json").write_text("{")
     with pytest.raises(ConfigError, match=r"study\.json is damaged"):

@@ -94,7 +94,7 @@ def error(workload: Workload, gradient: Tensor, *, running: bool) -> Error:
     g, inputs = workload.g.cpu().double(), workload.inputs.on(torch.device("cpu")).widened(torch.float64)
     mask = inputs.mask
     if running:
-        labelled = formulas.labelled_energy(inputs.z, mask, inputs.matrix)
+        labelled = formulas.labelled_energy(inputs)
         inputs = inputs._replace(
             energy_ref=formulas.updated_energy_ref(inputs.energy_ref, labelled, MOMENTUM)
         )

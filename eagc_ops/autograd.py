@@ -54,9 +54,9 @@ class _Coordinate(torch.autograd.Function):
             if not ctx.return_token:
                 return None, None, None, None, None
             grad_z = torch.zeros_like(z)
-        scale = ctx.scale if grad_token is None else _scale_of_token(ctx, grad_z, grad_token)
+        scale = ctx.others.scale if grad_token is None else _scale_of_token(ctx, grad_z, grad_token)
         with torch.no_grad():
-            inputs = Inputs(z, z_ref, mask, ctx.matrix, ctx.energy_ref, scale, ctx.labelled, ctx.half)
+            inputs = ctx.others._replace(z=z, z_ref=z_ref, mask=mask, scale=scale)
             if z.ndim == 2:
                 out = library.coordinate(grad_z, inputs, ctx.settings, ctx.execution)
             else:
@@ -118,11 +118,11 @@ def _identity(z: Tensor, return_token: bool) -> Tensor | tuple[Tensor, Tensor]:
 def _remember(
     ctx: Any, z: Tensor, inputs: Inputs, settings: Coordination, execution: Execution, return_token: bool
 ) -> None:
-    # Matrix and scalars are attributes, not saved tensors. DDP's broadcast writes module buffers in place
+    # Matrices and scalars are attributes, not saved tensors. DDP's broadcast writes module buffers in place
     # before every forward, with equal values, and torch would refuse a backward after that. They also keep
     # the value of this forward when activation checkpointing runs it again.
     ctx.save_for_backward(z, inputs.z_ref, inputs.mask)
-    ctx.matrix, ctx.energy_ref, ctx.scale, ctx.labelled, ctx.half = inputs[3:]
+    ctx.others = inputs._replace(z=None, z_ref=None, mask=None)  # type: ignore[arg-type]
     ctx.settings, ctx.execution, ctx.return_token = settings, execution, return_token
     ctx.set_materialize_grads(False)
     # When traced, or run again inside a backward (reentrant checkpointing), torch passes a zero instead of

@@ -79,9 +79,11 @@ def eagc_op(
     if subspace is not None:
         validation.check_subspace(subspace)
         matrix, own_energy_ref = subspace.matrix, subspace.energy_ref
+        basis, weights = subspace.basis, subspace.weights
     elif z_ref is not None:
         _warn_about_the_batch_subspace()
         matrix, own_energy_ref = estimate_from_batch(z_ref.reshape(-1, z_ref.shape[-1]), mask.reshape(-1))
+        basis = weights = None
     else:
         raise ValueError(
             "subspace and z_ref are both None: pass subspace=Subspace.conceptor(labelled_features), or z_ref "
@@ -97,7 +99,7 @@ def eagc_op(
             energy_ref = energy_ref.detach().clone()
         else:
             energy_ref = torch.full((), energy_ref, dtype=torch.float32, device=z.device)
-    inputs = Inputs(z, z_ref, mask, matrix, energy_ref)
+    inputs = Inputs(z, z_ref, mask, matrix, energy_ref, basis=basis, weights=weights)
     return coordinate(inputs, settings, execution, loss_scale, return_token)
 
 

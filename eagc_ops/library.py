@@ -43,19 +43,23 @@ def observe(
     """
     group = "" if process_group is None else process_group.group_name
     run = observe_op if _is_intercepted(inputs.z) else _observe
-    used, labelled = run(
-        inputs.z, inputs.mask, inputs.matrix, inputs.energy_ref, inputs.half, momentum, group, *execution
-    )
+    used, labelled = run(*_without_anchor(inputs), momentum, group, *execution)
     return Observation(used, labelled if group else None)
 
 
 def energies(inputs: Inputs, settings: Coordination, execution: Execution) -> tuple[Tensor, Tensor]:
     """Energy ratio and tau of every row, (rows,) fp32 each, NaN on labelled rows."""
     run = energies_op if _is_intercepted(inputs.z) else _energies
-    out: tuple[Tensor, Tensor] = run(
-        inputs.z, inputs.mask, inputs.matrix, inputs.energy_ref, settings.tau, *execution
-    )
+    out: tuple[Tensor, Tensor] = run(*_without_anchor(inputs), settings.tau, *execution)
     return out
+
+
+def _without_anchor(inputs: Inputs) -> tuple[Any, ...]:
+    """The inputs of an energy, in the order of the schemas below."""
+    return (inputs.z, inputs.mask, inputs.matrix, inputs.energy_ref, *inputs[_HALF:])
+
+
+_HALF = Inputs._fields.index("half")  # S and M in 16 bits, M and its weights come last
 
 
 # Library.define and Library.impl instead of @custom_op: the same opaque op with five Python frames fewer at
@@ -63,21 +67,23 @@ def energies(inputs: Inputs, settings: Coordination, execution: Execution) -> tu
 _library = torch.library.Library("eagc", "DEF")
 _library.define(
     "coordinate(Tensor g, Tensor z, Tensor? z_ref, Tensor mask, Tensor matrix, Tensor energy_ref, Tensor? "
-    "scale, Tensor? labelled, Tensor? half, float lambda_a, float lambda_p, str anchor, str tau, str impl, "
-    "str precision) -> Tensor"
+    "scale, Tensor? labelled, Tensor? half, Tensor? basis, Tensor? weights, Tensor? half_basis, float "
+    "lambda_a, float lambda_p, str anchor, str tau, str impl, str precision) -> Tensor"
 )
 _library.define(
-    "observe(Tensor z, Tensor mask, Tensor matrix, Tensor(a!) energy_ref, Tensor? half, float? momentum, str "
-    "group, str impl, str precision) -> (Tensor, Tensor)"
+    "observe(Tensor z, Tensor mask, Tensor matrix, Tensor(a!) energy_ref, Tensor? half, Tensor? basis, "
+    "Tensor? weights, Tensor? half_basis, float? momentum, str group, str impl, str precision) -> (Tensor, "
+    "Tensor)"
 )
 _library.define(
-    "energies(Tensor z, Tensor mask, Tensor matrix, Tensor energy_ref, str tau, str impl, str precision) -> "
-    "(Tensor, Tensor)"
+    "energies(Tensor z, Tensor mask, Tensor matrix, Tensor energy_ref, Tensor? half, Tensor? basis, Tensor? "
+    "weights, Tensor? half_basis, str tau, str impl, str precision) -> (Tensor, Tensor)"
 )
 
 
 def _coordinate(g: Tensor, *flat: Any) -> Tensor:
-    inputs, settings, execution = Inputs(*flat[:8]), Coordination(*flat[8:12]), Execution(*flat[12:])
+    tensors, others = flat[: len(Inputs._fields)], flat[len(Inputs._fields) :]
+    inputs, settings, execution = Inputs(*tensors), Coordination(*others[:4]), Execution(*others[4:])
     return kernels.coordinate(g, inputs, settings, execution)
 
 
@@ -87,12 +93,15 @@ def _observe(
     matrix: Tensor,
     energy_ref: Tensor,
     half: Tensor | None,
+    basis: Tensor | None,
+    weights: Tensor | None,
+    half_basis: Tensor | None,
     momentum: float | None,
     group: str,
     *execution: Any,
 ) -> tuple[Tensor, Tensor]:
     """(Ebar to use, a fresh tensor; labelled rows averaged over the ranks, empty without a group)."""
-    inputs = Inputs(z, None, mask, matrix, energy_ref, half=half)
+    inputs = Inputs(z, None, mask, matrix, energy_ref, None, None, half, basis, weights, half_basis)
     # Activation checkpointing runs the forward a second time during backward, where the batch must not be
     # counted again. The check is inside the opaque op because a compiled module can be run again too.
     momentum = momentum if torch._C._current_graph_task_id() == -1 else None
@@ -113,9 +122,18 @@ def _observe(
 
 
 def _energies(
-    z: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor, tau: Any, *execution: Any
+    z: Tensor,
+    mask: Tensor,
+    matrix: Tensor,
+    energy_ref: Tensor,
+    half: Tensor | None,
+    basis: Tensor | None,
+    weights: Tensor | None,
+    half_basis: Tensor | None,
+    tau: Any,
+    *execution: Any,
 ) -> tuple[Tensor, Tensor]:
-    inputs = Inputs(z, None, mask, matrix, energy_ref)
+    inputs = Inputs(z, None, mask, matrix, energy_ref, None, None, half, basis, weights, half_basis)
     energy, weight = kernels.energies(inputs, Coordination(tau=tau), Execution(*execution))
     return energy.float(), weight.float()
 
@@ -135,9 +153,8 @@ def _(g: Tensor, *rest: Any) -> Tensor:
 
 
 @torch.library.register_fake("eagc::observe", lib=_library)
-def _(
-    z: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor, half: Any, momentum: Any, group: str, *_: Any
-) -> Any:
+def _(z: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor, *rest: Any) -> Any:
+    group = rest[5]
     return torch.empty_like(energy_ref), energy_ref.new_empty(()) if group else z.new_empty(0)
 
 

@@ -15,8 +15,9 @@ from eagc_ops import autograd, kernels, library, validation
 from eagc_ops.kernels import Anchor, Coordination, Execution, Implementation, Inputs, Precision, Tau
 from eagc_ops.subspace import Subspace
 
-# The buffers that hold S in 16 bits, for the products of the Triton kernel with features of that dtype.
-HALVES = {torch.bfloat16: "matrix_bf16", torch.float16: "matrix_fp16"}
+# S and the basis M of a subspace that has one are also kept in 16 bits, for the products of the Triton kernel
+# with features of that dtype, in buffers named "matrix_bf16", "basis_fp16" and so on.
+HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
 class EAGC(nn.Module):
@@ -37,11 +38,12 @@ class EAGC(nn.Module):
         record: keep the energy ratio and tau of the last call in `last_energy` and `last_tau`: (rows,) fp32
             on the device, NaN on labelled rows. It costs one more product with S per call.
 
-    `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`. S is also kept in
-    bf16 and in fp16, for the Triton kernel and outside the state dict; `set_subspace` and `load_state_dict`
-    write these copies too. lambda_a, lambda_p, anchor, tau and energy_momentum travel in the state dict, and
-    loading a state with different settings raises. `impl` and `precision`, which change roundings only, and
-    `process_group` belong to the machine and do not travel.
+    `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`; so are `basis` and
+    `weights` of a subspace with an energy in a basis (`Subspace.whitened`), which are None otherwise. S and
+    the basis are also kept in bf16 and in fp16, for the Triton kernel and outside the state dict;
+    `set_subspace` and `load_state_dict` write these copies too. lambda_a, lambda_p, anchor, tau and
+    energy_momentum travel in the state dict, and loading a state with different settings raises. `impl` and
+    `precision`, which change roundings only, and `process_group` belong to the machine and do not travel.
 
     Example:
         >>> eagc = EAGC(Subspace.conceptor(torch.randn(100, 8)))
@@ -53,6 +55,8 @@ class EAGC(nn.Module):
 
     matrix: Tensor
     energy_ref: Tensor
+    basis: Tensor | None
+    weights: Tensor | None
 
     def __init__(
         self,
@@ -86,8 +90,12 @@ class EAGC(nn.Module):
         self.last_tau: Tensor | None = None
         self.register_buffer("matrix", subspace.matrix.clone())
         self.register_buffer("energy_ref", subspace.energy_ref.clone())
-        for dtype, name in HALVES.items():
-            self.register_buffer(name, self.matrix.to(dtype), persistent=False)
+        # A buffer that is None is not in the state dict.
+        self.register_buffer("basis", None if subspace.basis is None else subspace.basis.clone())
+        self.register_buffer("weights", None if subspace.weights is None else subspace.weights.clone())
+        for name, wide in self._wide().items():
+            for dtype, suffix in HALVES.items():
+                self.register_buffer(f"{name}_{suffix}", wide.to(dtype), persistent=False)
         self._halve()
 
     def forward(
@@ -105,7 +113,7 @@ class EAGC(nn.Module):
         settings, execution = self.settings, self.execution
         validation.check_tensors(z, z_ref, mask)
         validation.check_call(z, self.matrix, execution, loss_scale, return_token)
-        inputs = Inputs(z, z_ref, mask, self.matrix, self.energy_ref, half=self._half(z.dtype))
+        inputs = self._inputs(z, z_ref, mask)
         momentum = self.energy_momentum if self.training else None
         if momentum is not None or self._counts_labelled_rows(z, z_ref):
             observed = library.observe(_detached_rows(inputs), execution, momentum, self.process_group)
@@ -128,7 +136,7 @@ class EAGC(nn.Module):
     @property
     def subspace(self) -> Subspace:
         """The subspace with the current mean energy ratio."""
-        return Subspace._fitted(self.matrix, self.energy_ref.clone())
+        return Subspace._fitted(self.matrix, self.energy_ref.clone(), self.basis, self.weights)
 
     def set_subspace(self, subspace: Subspace) -> None:
         """Take a different subspace of the same D, in place: a captured CUDA graph follows.
@@ -142,8 +150,17 @@ class EAGC(nn.Module):
                 f"subspace has D={subspace.dim} but the module has D={self.matrix.shape[0]}: fit it to "
                 "features of the same layer, or build a new EAGC"
             )
+        if (subspace.basis is None) != (self.basis is None):
+            new, own = ("no", "one") if subspace.basis is None else ("an", "none")
+            raise ValueError(
+                f"subspace has {new} energy in a basis but the module has {own}: fit it in the same way "
+                "(Subspace.whitened has one, Subspace.conceptor has none), or build a new EAGC"
+            )
         self.matrix.copy_(subspace.matrix)
         self.energy_ref.copy_(subspace.energy_ref)
+        if self.basis is not None and self.weights is not None:
+            self.basis.copy_(subspace.basis)  # type: ignore[arg-type]
+            self.weights.copy_(subspace.weights)  # type: ignore[arg-type]
         self._halve()
 
     def warmup(
@@ -172,15 +189,11 @@ class EAGC(nn.Module):
         one = torch.ones((), device=z.device)
         anchored = anchored and self.lambda_a != 0
         counted = self.energy_momentum is not None or (anchored and self.anchor == "mean")
-        inputs = Inputs(
-            z,
-            z.to(z_ref_dtype or dtype) if anchored else None,
-            torch.arange(rows, device=z.device) % 2 == 0,
-            self.matrix,
-            self.energy_ref.clone(),
+        z_ref = z.to(z_ref_dtype or dtype) if anchored else None
+        inputs = self._inputs(z, z_ref, torch.arange(rows, device=z.device) % 2 == 0)._replace(
+            energy_ref=self.energy_ref.clone(),
             scale=one if scaled else None,
             labelled=one if self.process_group is not None and counted else None,
-            half=self._half(dtype),
         )
         kernels.coordinate(z, inputs, self.settings, self.execution)
         if self.energy_momentum is not None:
@@ -189,7 +202,8 @@ class EAGC(nn.Module):
 
     def extra_repr(self) -> str:
         settings = ", ".join(f"{name}={value!r}" for name, value in self._state_settings().items())
-        return f"dim={self.matrix.shape[0]}, {settings}, impl={self.impl!r}"
+        own = ", energy in a basis" if self.basis is not None else ""
+        return f"dim={self.matrix.shape[0]}{own}, {settings}, impl={self.impl!r}"
 
     def get_extra_state(self) -> Tensor:
         # JSON in a byte tensor, which safetensors can store and torch.load(weights_only=True) can read.
@@ -217,24 +231,46 @@ class EAGC(nn.Module):
         anchored = z_ref is not None and self.anchor == "mean" and self.lambda_a != 0
         return self.process_group is not None and anchored and z.requires_grad and torch.is_grad_enabled()
 
-    def _half(self, dtype: torch.dtype) -> Tensor | None:
-        """S in a 16-bit dtype of features; None for a wider one."""
-        if dtype not in HALVES:
+    def _inputs(self, z: Tensor, z_ref: Tensor | None, mask: Tensor) -> Inputs:
+        """The inputs of a call, with S and the basis also in the dtype of z if that has 16 bits."""
+        return Inputs(
+            z,
+            z_ref,
+            mask,
+            self.matrix,
+            self.energy_ref,
+            half=self._half(z.dtype),
+            basis=self.basis,
+            weights=self.weights,
+            half_basis=self._half(z.dtype, "basis"),
+        )
+
+    def _half(self, dtype: torch.dtype, name: str = "matrix") -> Tensor | None:
+        """S, or the basis, in a 16-bit dtype of features; None for a wider one, or without a basis."""
+        if dtype not in HALVES or getattr(self, name) is None:
             return None
-        if not torch.compiler.is_compiling() and self._halved_version != _version(self.matrix):
-            self._halve()  # someone wrote to `matrix` itself
-        half: Tensor = getattr(self, HALVES[dtype])
+        if not torch.compiler.is_compiling() and self._halved != self._versions():
+            self._halve()  # someone wrote to `matrix` or `basis` itself
+        half: Tensor = getattr(self, f"{name}_{HALVES[dtype]}")
         return half
 
+    def _wide(self) -> dict[str, Tensor]:
+        """The matrices that have copies in 16 bits, by the names of their buffers."""
+        return {"matrix": self.matrix} | ({} if self.basis is None else {"basis": self.basis})
+
     def _halve(self) -> None:
-        """Write S to its 16-bit copies: in place, because a captured CUDA graph reads them where they are."""
-        for dtype, name in HALVES.items():
-            half = getattr(self, name)
-            if half.device == self.matrix.device:
-                half.copy_(self.matrix)
-            else:  # load_state_dict(assign=True) moves `matrix` alone
-                setattr(self, name, self.matrix.to(dtype))
-        self._halved_version = _version(self.matrix)
+        """Write the 16-bit copies: in place, because a captured CUDA graph reads them where they are."""
+        for name, wide in self._wide().items():
+            for dtype, suffix in HALVES.items():
+                half = getattr(self, f"{name}_{suffix}")
+                if half.device == wide.device:
+                    half.copy_(wide)
+                else:  # load_state_dict(assign=True) moves `matrix` and `basis` alone
+                    setattr(self, f"{name}_{suffix}", wide.to(dtype))
+        self._halved = self._versions()
+
+    def _versions(self) -> list[int]:
+        return [_version(wide) for wide in self._wide().values()]
 
     def _state_settings(self) -> dict[str, object]:
         return {**self.settings._asdict(), "energy_momentum": self.energy_momentum}
@@ -245,9 +281,17 @@ class EAGC(nn.Module):
         # First, so that a state with different settings is refused before a buffer is touched.
         if f"{prefix}_extra_state" in state_dict:
             self.set_extra_state(state_dict[f"{prefix}_extra_state"])
+        if f"{prefix}matrix" in state_dict and (f"{prefix}basis" in state_dict) != (self.basis is not None):
+            saved, own = ("no", "one") if self.basis is not None else ("an", "none")
+            raise ValueError(
+                f"the state has {saved} energy in a basis, but this EAGC has {own}: build it with the same "
+                "kind of subspace (Subspace.whitened has one; Subspace.conceptor and Subspace.pca have none)"
+            )
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         # load_state_dict(assign=True) brings its own dtype.
         self.matrix, self.energy_ref = self.matrix.float(), self.energy_ref.float()
+        if self.basis is not None and self.weights is not None:
+            self.basis, self.weights = self.basis.float(), self.weights.float()
         self._halve()
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> EAGC:

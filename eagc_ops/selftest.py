@@ -230,9 +230,9 @@ def measure(case: Case, device: torch.device, repeats: int) -> tuple[float, bool
     unlabelled rows. The running Ebar is compared too, because its kernel also depends on the last arrival.
     """
     g, inputs, settings = make_inputs(case)
-    wide = inputs._replace(matrix=inputs.matrix.to(case.matrix_dtype)).widened(torch.float64)
+    wide = inputs.rounded(case.matrix_dtype).widened(torch.float64)
     exact = formulas.coordinate(g.double(), wide, settings).gradient
-    exact_sums = formulas.labelled_energy(wide.z, wide.mask, wide.matrix)
+    exact_sums = formulas.labelled_energy(wide)
     exact_ref = formulas.updated_energy_ref(wide.energy_ref, exact_sums, MOMENTUM)
     execution = Execution(case.impl, case.precision)
     g, inputs = g.to(device), inputs.on(device)

@@ -25,7 +25,7 @@ def coordinate(g: Tensor, inputs: Inputs, settings: Coordination, execution: Exe
     """The coordinated gradient of g (rows, D), contiguous, in g's dtype."""
     if g.shape[0] == 0:
         return g.clone()
-    impl = _serving(execution, inputs.z)
+    impl = _serving(execution, inputs)
     if settings.lambda_a == 0:
         inputs = inputs._replace(z_ref=None)  # no anchor: labelled rows keep their bits, even if z_ref is NaN
     with _without_autocast(g.device.type):
@@ -68,7 +68,7 @@ def labelled_energy(
     z, energy_ref = inputs.z, inputs.energy_ref
     if z.shape[0] == 0:
         return energy_ref.new_zeros(2), energy_ref.clone()
-    impl = _serving(execution, z)
+    impl = _serving(execution, inputs)
     with _without_autocast(z.device.type):
         if impl == "triton":
             launched = _launched(
@@ -82,7 +82,7 @@ def labelled_energy(
         if impl == "torch":
             sums = torch_path.labelled_energy(inputs)
         else:
-            sums = formulas.labelled_energy(z.double(), inputs.mask, inputs.matrix.double())
+            sums = formulas.labelled_energy(inputs.widened(torch.float64))
         if z.device.type == "cpu":
             total, count = sums.tolist()
             number = formulas.updated_number(energy_ref.item(), total, count, momentum)
@@ -158,9 +158,16 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
 _unserved: set[tuple[torch.device, torch.dtype, int, Precision]] = set()
 
 
-def _serving(execution: Execution, z: Tensor) -> Implementation:
+def _serving(execution: Execution, inputs: Inputs) -> Implementation:
     """The implementation for a call: "torch" where impl="auto" has found that the kernel does not launch."""
+    z = inputs.z
     impl = implementation(execution, z.device, z.dtype)
+    if impl == "triton" and inputs.basis is not None:
+        if execution.impl == "auto":
+            return "torch"
+        raise RuntimeError(
+            'impl="triton" cannot be used: the kernel has no energy in a basis; use impl="torch" or "auto"'
+        )
     if impl == "triton" and execution.impl == "auto" and _kind(execution, z) in _unserved:
         return "torch"
     return impl

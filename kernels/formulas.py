@@ -7,6 +7,13 @@ S = R (R + aperture^-2 I)^-1), and g = dL/dz.
     tau_i = clamp(1 - E_i / (Ebar + 1e-6), 0, 1)                          projection weight
     unlabelled rows:  g_i' = g_i - lambda_p * tau_i * (g_i S)             energy-aware elastic projection
     labelled rows:    g_i' = g_i + s * c * lambda_a * (z_i - z_ref_i)     anchor-based gradient alignment
+
+E may instead be any ratio of two quadratic forms, z A z^T / z B z^T with B positive definite. Both are
+diagonal in one basis, the columns of an invertible M (D, D), with weights w_j in [0, 1]:
+
+    E_i   = clamp(sum_j w_j (z_i M)_j^2 / max(sum_j (z_i M)_j^2, 1e-12), 0, 1)
+
+with A = M diag(w) M^T and B = M M^T. `Subspace.whitened` fits such an energy.
 """
 
 from __future__ import annotations
@@ -27,9 +34,9 @@ ENERGY_FLOOR = 1e-6  # added to Ebar before the division
 
 def coordinate(g: Tensor, inputs: Inputs, settings: Coordination) -> Coordinated:
     """The coordinated gradient of g (rows, D), with the energy ratio and tau of all rows, labelled or not."""
-    z, z_ref, mask, matrix, _, scale, labelled, _ = inputs
+    z, z_ref, mask, scale, labelled = inputs.z, inputs.z_ref, inputs.mask, inputs.scale, inputs.labelled
     energy, tau = energy_and_tau(inputs, settings)
-    projected = g - settings.lambda_p * tau[:, None] * (g @ matrix)
+    projected = g - settings.lambda_p * tau[:, None] * (g @ inputs.matrix)
     if z_ref is None:
         anchored = g
     else:
@@ -45,8 +52,15 @@ def energy_and_tau(inputs: Inputs, settings: Coordination) -> tuple[Tensor, Tens
     if settings.tau == "uniform":
         energy = torch.full_like(inputs.z[:, 0], torch.nan)
         return energy, torch.ones_like(energy)
-    energy = energy_ratio(inputs.z, inputs.matrix)
+    energy = energy_of(inputs)
     return energy, projection_weight(energy, inputs.energy_ref)
+
+
+def energy_of(inputs: Inputs) -> Tensor:
+    """E of every row of z, (rows,): in the basis if the inputs have one, else that of S itself."""
+    if inputs.basis is None or inputs.weights is None:
+        return energy_ratio(inputs.z, inputs.matrix)
+    return energy_in_basis(inputs.z, inputs.basis, inputs.weights)
 
 
 def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:
@@ -58,8 +72,21 @@ def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:
     return clamped_ratio(((z @ matrix) * z).sum(-1), z.square().sum(-1))
 
 
+def energy_in_basis(z: Tensor, basis: Tensor, weights: Tensor) -> Tensor:
+    """The ratio of two quadratic forms: z (..., D), basis (D, D), weights (D,) -> (...), in [0, 1].
+
+    >>> energy_in_basis(torch.tensor([[3.0, 4.0]]), torch.eye(2), torch.tensor([1.0, 0.0]))
+    tensor([0.3600])
+    """
+    squares = (z @ basis).square()
+    return clamped_ratio(squares @ weights, squares.sum(-1))
+
+
 def clamped_ratio(inside: Tensor, total: Tensor) -> Tensor:
-    """E from z S z^T and |z|^2. `clamp` keeps NaN, so a non-finite row stays visible."""
+    """E from both quadratic forms, such as z S z^T and |z|^2.
+
+    `clamp` keeps NaN, so a non-finite row stays visible.
+    """
     return (inside / total.clamp_min(NORM_FLOOR)).clamp(0, 1)
 
 
@@ -73,9 +100,9 @@ def anchor_step(number: Number, dim: int, settings: Coordination) -> Number | fl
     return settings.lambda_a / (number * dim) if settings.anchor == "mean" else settings.lambda_a
 
 
-def labelled_energy(z: Tensor, mask: Tensor, matrix: Tensor) -> Tensor:
+def labelled_energy(inputs: Inputs) -> Tensor:
     """(sum of E over the labelled rows, number of labelled rows), for the running mean of E."""
-    energy = energy_ratio(z, matrix)
+    energy, mask = energy_of(inputs), inputs.mask
     return torch.stack([torch.where(mask, energy, 0).sum(), mask.sum().to(energy.dtype)])
 
 

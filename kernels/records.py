@@ -30,6 +30,9 @@ class Inputs(NamedTuple):
     scale: Tensor | None = None  # (), the factor of the loss; None: 1
     labelled: Tensor | None = None  # (), number of labelled rows, averaged over ranks; None: counted here
     half: Tensor | None = None  # (D, D), S in the 16-bit dtype of z; None: cast by the kernel that needs it
+    basis: Tensor | None = None  # (D, D), M, in which E is formed; None: E is that of S itself
+    weights: Tensor | None = None  # (D,), the weights of M's columns; None exactly if basis is
+    half_basis: Tensor | None = None  # (D, D), M in the 16-bit dtype of z, as half is S
 
     def on(self, device: torch.device) -> Inputs:
         """The same inputs on a device."""
@@ -37,13 +40,12 @@ class Inputs(NamedTuple):
 
     def widened(self, dtype: torch.dtype) -> Inputs:
         """The same inputs with all that enter products in `dtype`."""
-        z_ref = None if self.z_ref is None else self.z_ref.to(dtype)
-        return self._replace(
-            z=self.z.to(dtype),
-            z_ref=z_ref,
-            matrix=self.matrix.to(dtype),
-            energy_ref=self.energy_ref.to(dtype),
-        )
+        names = ("z", "z_ref", "matrix", "energy_ref", "basis", "weights")
+        return self._replace(**{name: _in(dtype, getattr(self, name)) for name in names})  # type: ignore[arg-type]
+
+    def rounded(self, dtype: torch.dtype) -> Inputs:
+        """The same inputs with S and M in `dtype`: what an implementation with such products multiplies."""
+        return self._replace(matrix=self.matrix.to(dtype), basis=_in(dtype, self.basis))
 
 
 class Coordination(NamedTuple):
@@ -68,3 +70,7 @@ class Coordinated(NamedTuple):
     gradient: Tensor  # (rows, D), dtype of the incoming gradient
     energy: Tensor  # (rows,)
     tau: Tensor  # (rows,)
+
+
+def _in(dtype: torch.dtype, x: Tensor | None) -> Tensor | None:
+    return None if x is None else x.to(dtype)

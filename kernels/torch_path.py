@@ -1,9 +1,10 @@
 """EAGC in plain torch: the CPU path, and the path of GPUs without Triton.
 
 On a CPU the matrix products take most of the time, so this path leaves out those that do not change the
-result: it multiplies unlabelled rows only; z S z^T needs the upper triangle of S (58 % of the products at
-D = 768); rows with tau = 0 need no g S. `eagc bench operator` measures the gain. On a GPU, selecting rows by
-a mask would make the host wait for the device, so there the formulas run over all rows.
+result: it multiplies unlabelled rows only; z S z^T needs the upper triangle of S (58 % of the products at D =
+768; an energy in a basis needs all of them); rows with tau = 0 need no g S. `eagc bench operator` measures
+the gain. On a GPU, selecting rows by a mask would make the host wait for the device, so there the formulas
+run over all rows.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def labelled_energy(inputs: Inputs) -> Tensor:
         return dense_labelled_energy(inputs)
     total = count = 0.0
     for rows in _blocks(inputs.mask):
-        total += energy_ratio(_take(z, rows, dtype), inputs.matrix).sum().item()
+        total += _energy(_take(z, rows, dtype), inputs).sum().item()
         count += rows.shape[0]
     return torch.tensor([total, count], dtype=dtype)
 
@@ -82,8 +83,7 @@ def dense_energies(inputs: Inputs, settings: Coordination) -> tuple[Tensor, Tens
 
 
 def dense_labelled_energy(inputs: Inputs) -> Tensor:
-    wide = inputs.widened(_compute_dtype(inputs.z))
-    return formulas.labelled_energy(wide.z, wide.mask, wide.matrix)
+    return formulas.labelled_energy(inputs.widened(_compute_dtype(inputs.z)))
 
 
 def _unlabelled_blocks(inputs: Inputs, settings: Coordination) -> Iterator[tuple[Tensor, Tensor, Tensor]]:
@@ -94,8 +94,15 @@ def _unlabelled_blocks(inputs: Inputs, settings: Coordination) -> Iterator[tuple
             energy = torch.full((rows.shape[0],), torch.nan, dtype=dtype)
             yield rows, energy, torch.ones_like(energy)
         else:
-            energy = energy_ratio(_take(inputs.z, rows, dtype), inputs.matrix)
+            energy = _energy(_take(inputs.z, rows, dtype), inputs)
             yield rows, energy, formulas.projection_weight(energy, energy_ref)
+
+
+def _energy(z: Tensor, inputs: Inputs) -> Tensor:
+    """E of some rows, which are in the dtype of the computation."""
+    if inputs.basis is None or inputs.weights is None:
+        return energy_ratio(z, inputs.matrix)
+    return formulas.energy_in_basis(z, inputs.basis.to(z.dtype), inputs.weights.to(z.dtype))
 
 
 def energy_ratio(z: Tensor, matrix: Tensor) -> Tensor:

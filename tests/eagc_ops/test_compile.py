@@ -21,27 +21,46 @@ from eagc_ops.subspace import estimate_from_batch
 pytestmark = pytest.mark.filterwarnings("ignore")
 
 
+BASIS = pytest.mark.parametrize("basis", [False, True], ids=["", "basis"])
+
+
 @pytest.mark.parametrize("scale", [None, torch.tensor(3.0)], ids=["", "scale"])
 @pytest.mark.parametrize("anchored", [True, False], ids=["anchor", ""])
-def test_opcheck_of_the_backward_op(impl, anchored, scale):
-    case = make_case(12, 16)
+@BASIS
+def test_opcheck_of_the_backward_op(impl, anchored, scale, basis):
+    case = make_case(12, 16, basis=basis)
     inputs = case.inputs._replace(z_ref=case.z_ref if anchored else None, scale=scale)
+    if basis and impl == "triton":
+        with pytest.raises(RuntimeError, match="the kernel has no energy in a basis; use impl="):
+            coordinate_op(case.g, *inputs, *SETTINGS, *Execution(impl))
+        return
     result = torch.library.opcheck(coordinate_op, (case.g, *inputs, *SETTINGS, *Execution(impl)))
     assert set(result.values()) == {"SUCCESS"} and len(result) == 4
 
 
-def test_opcheck_of_the_forward_op(impl):
-    case = make_case(12, 16)
-    result = torch.library.opcheck(
-        observe_op, (case.z, case.mask, case.matrix, case.energy_ref.clone(), None, 0.9, "", impl, "auto")
-    )
+def energy_inputs(case, mask):
+    """The inputs of an energy, as the schemas of the ops list them."""
+    inputs = case.inputs
+    own = (inputs.basis, inputs.weights, inputs.half_basis)
+    return inputs.z, mask, inputs.matrix, inputs.energy_ref.clone(), inputs.half, *own
+
+
+@BASIS
+def test_opcheck_of_the_forward_op(impl, basis):
+    case = make_case(12, 16, basis=basis)
+    if basis and impl == "triton":
+        with pytest.raises(RuntimeError, match="the kernel has no energy in a basis; use impl="):
+            observe_op(*energy_inputs(case, case.mask), 0.9, "", impl, "auto")
+        return
+    result = torch.library.opcheck(observe_op, (*energy_inputs(case, case.mask), 0.9, "", impl, "auto"))
     assert set(result.values()) == {"SUCCESS"} and len(result) == 4
 
 
-def test_opcheck_of_the_recording_op(impl):
-    case = make_case(12, 16)
+@BASIS
+def test_opcheck_of_the_recording_op(impl, basis):
+    case = make_case(12, 16, basis=basis)
     unlabelled = torch.zeros_like(case.mask)  # a labelled row is NaN, which opcheck holds for a difference
-    arguments = (case.z, unlabelled, case.matrix, case.energy_ref, "energy", *Execution(impl))
+    arguments = (*energy_inputs(case, unlabelled), "energy", *Execution(impl))
     result = torch.library.opcheck(energies_op, arguments)
     assert set(result.values()) == {"SUCCESS"} and len(result) == 4
 
@@ -77,15 +96,16 @@ def train(model, case, steps=3):
     return out
 
 
-@pytest.mark.parametrize("way", ["plain", "token", "function", "batch", "ema", "record"])
+@pytest.mark.parametrize("way", ["plain", "token", "function", "batch", "ema", "record", "basis"])
 @pytest.mark.parametrize("dynamic", [False, True], ids=["static", "dynamic"])
 def test_compiled_model_is_one_graph_and_has_the_same_values(way, dynamic):
     torch._dynamo.reset()
     results = []
     for compiled in (False, True):
-        case = make_case(24, 16)
-        options = {"energy_momentum": 0.5} if way == "ema" else {"record": True} if way == "record" else {}
-        eagc = EAGC(Subspace(case.matrix, case.energy_ref), **options)
+        case = make_case(24, 16, basis=way == "basis")
+        options = {"energy_momentum": 0.5} if way in ("ema", "basis") else {}
+        options |= {"record": True} if way in ("record", "basis") else {}
+        eagc = EAGC(case.subspace, **options)
         model = Model(eagc, way)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -95,9 +115,9 @@ def test_compiled_model_is_one_graph_and_has_the_same_values(way, dynamic):
                 else model
             )
             values = train(run, case) + train(run, make_case(30, 16, seed=1))
-        recorded = [eagc.last_tau] if way == "record" else []
+        recorded = [eagc.last_tau] if way in ("record", "basis") else []
         results.append([*values, eagc.energy_ref.clone(), *recorded])
-        if way == "ema":
+        if way in ("ema", "basis"):
             assert eagc.energy_ref != case.energy_ref
     for mine, expected in zip(*results):
         torch.testing.assert_close(mine, expected, rtol=1e-5, atol=1e-6, equal_nan=True)
@@ -219,7 +239,7 @@ class Ranks:
         return 2
 
 
-def step_under_the_mode(monkeypatch, device, impl):
+def step_under_the_mode(monkeypatch, device, impl, basis=False):
     """What training does with the operator: running and fixed energy reference, alone and among ranks, token
     and loss scale.
     """
@@ -227,12 +247,12 @@ def step_under_the_mode(monkeypatch, device, impl):
     monkeypatch.setattr(dist.distributed_c10d, "_resolve_process_group", lambda name: Ranks())
     # torch knows no autocast for the meta device
     monkeypatch.setattr(kernels.dispatch, "_without_autocast", lambda kind: contextlib.nullcontext())
-    case = make_case()
+    case = make_case(basis=basis)
     z, z_ref, mask = (x.to(device) for x in (case.z, case.z_ref, case.mask))
     for momentum in (None, 0.9):
         for group in (None, Ranks()):
             settings = {"energy_momentum": momentum, "process_group": group, "record": True, "impl": impl}
-            module = EAGC(Subspace(case.matrix, case.energy_ref), **settings).to(device)
+            module = EAGC(case.subspace, **settings).to(device)
             features, scale = z.clone().requires_grad_(), torch.tensor(4.0, device=device)
             with NoWaiting():
                 out, token = module(features, z_ref, mask, return_token=True)
@@ -241,11 +261,12 @@ def step_under_the_mode(monkeypatch, device, impl):
             assert features.grad.shape == z.shape and module.last_tau.device.type == device
 
 
-def test_a_step_waits_for_nothing(monkeypatch):
+@BASIS
+def test_a_step_waits_for_nothing(monkeypatch, basis):
     """Checks, autograd, the bodies of both opaque ops, the dense form. The meta device stands for a GPU: it
     has no values to read.
     """
-    step_under_the_mode(monkeypatch, "meta", "auto")
+    step_under_the_mode(monkeypatch, "meta", "auto", basis)
 
 
 def reading(function):

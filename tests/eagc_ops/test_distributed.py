@@ -97,6 +97,13 @@ fitted = torch.randn(40, 8, dtype=torch.float64, generator=torch.Generator().man
 rows = slice(0, 15) if rank == 0 else slice(15, 40)
 subspace = Subspace.conceptor(fitted[rows] if world > 1 else fitted, process_group=dist.group.WORLD)
 out["fit"] = dict(matrix=subspace.matrix, energy_ref=subspace.energy_ref)
+some = slice(0, 9) if rank == 0 else slice(9, 12)
+whitened = Subspace.whitened(
+    fitted[:12][some] if world > 1 else fitted[:12],
+    fitted[rows] if world > 1 else fitted,
+    process_group=dist.group.WORLD,
+)
+out["whitened"] = dict(energy=whitened.energy(fitted), energy_ref=whitened.energy_ref)
 if rank == 0:
     torch.save(out, {out!r})
 dist.destroy_process_group()
@@ -144,6 +151,8 @@ def test_a_subspace_fitted_by_two_ranks_equals_that_of_one(ranks):
     one, two = (result["fit"] for result in ranks)
     torch.testing.assert_close(two["matrix"], one["matrix"], rtol=0, atol=1e-7)
     torch.testing.assert_close(two["energy_ref"], one["energy_ref"], rtol=0, atol=1e-7)
+    for name, value in ranks[0]["whitened"].items():
+        torch.testing.assert_close(ranks[1]["whitened"][name], value, rtol=0, atol=1e-6)
 
 
 def test_one_rank_may_validate_alone(ranks):

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.usefixtures("poisoned_memory")
 
 
 def subspace_of(case) -> Subspace:
-    return Subspace(case.matrix, case.energy_ref)
+    return case.subspace
 
 
 def gradient(case, impl="torch", g=None, **options):
@@ -36,6 +36,26 @@ def test_backward_is_the_formula(impl):
     case = make_case(60, 32)
     assert_exercised(case)
     assert_close_to_oracle(gradient(case, impl), case)
+
+
+def test_backward_is_the_formula_with_an_energy_in_a_basis():
+    """By the two quadratic forms, and with rows of several leading dimensions."""
+    case = make_case(60, 32, dtype=torch.float64, basis=True)
+    z, S, g = case.z, case.matrix.double(), case.g
+    M, w = case.inputs.basis.double(), case.inputs.weights.double()
+    A, B = M @ w.diag() @ M.T, M @ M.T
+    E = torch.stack([(row @ A @ row) / (row @ B @ row) for row in z])
+    tau = (1 - E / (case.energy_ref.double() + 1e-6)).clamp(0, 1)
+    assert ((tau > 0) & (tau < 1)).double().mean() > 0.5
+    expected = torch.where(
+        case.mask[:, None],
+        g + 0.7 / (case.mask.sum().item() * 32) * (z - case.z_ref),
+        g - 0.5 * tau[:, None] * (g @ S),
+    )
+    torch.testing.assert_close(gradient(case), expected, rtol=0, atol=1e-13)
+    views = {"z": z.view(2, 30, 32), "z_ref": case.z_ref.view(2, 30, 32), "mask": case.mask.view(2, 30)}
+    out = gradient(case.replace(g=g.view(2, 30, 32), **views))
+    torch.testing.assert_close(out.view(60, 32), expected, rtol=0, atol=1e-13)
 
 
 def test_three_positional_arguments_work_and_warn_once(impl, monkeypatch):

@@ -13,7 +13,7 @@ from eagc_ops import EAGC, Subspace, eagc_op
 
 
 def module_of(case, **options) -> EAGC:
-    return EAGC(Subspace(case.matrix, case.energy_ref), **options)
+    return EAGC(case.subspace, **options)
 
 
 def test_equals_the_function(impl):
@@ -115,15 +115,53 @@ class TestRunningEnergyReference:
             assert torch.equal(mine, expected)
 
 
+PLAIN_NAMES = ("matrix", "energy_ref")
+BASIS_NAMES = (*PLAIN_NAMES, "basis", "weights")
+
+
+def other_module(case, **options) -> EAGC:
+    """A module with a different subspace of the same kind."""
+    own = {} if case.inputs.basis is None else {"basis": torch.eye(24), "weights": torch.ones(24)}
+    return EAGC(Subspace(torch.eye(24) * 0.5, 0.1, **own), **options)
+
+
 class TestState:
-    def test_round_trip(self, tmp_path):
-        case = make_case()
+    @pytest.mark.parametrize("basis", [False, True], ids=["plain", "basis"])
+    def test_round_trip(self, tmp_path, basis):
+        case = make_case(basis=basis)
         saved = module_of(case, energy_momentum=0.5)
         saved(case.z, case.z_ref, case.mask)
         torch.save(saved.state_dict(), tmp_path / "state.pt")
-        loaded = EAGC(Subspace(torch.eye(24) * 0.5, 0.1), energy_momentum=0.5)
+        loaded = other_module(case, energy_momentum=0.5)
         loaded.load_state_dict(torch.load(tmp_path / "state.pt", weights_only=True))
-        assert torch.equal(loaded.matrix, saved.matrix) and torch.equal(loaded.energy_ref, saved.energy_ref)
+        for name in BASIS_NAMES if basis else PLAIN_NAMES:
+            assert torch.equal(getattr(loaded, name), getattr(saved, name))
+        z = case.z.clone().requires_grad_()
+        grads = [
+            torch.autograd.grad(module.eval()(z, case.z_ref, case.mask), z, case.g)[0]
+            for module in (saved, loaded)
+        ]
+        assert torch.equal(*grads)
+
+    @pytest.mark.parametrize("assign", [False, True], ids=["", "assign"])
+    def test_of_another_kind_of_energy_is_refused(self, assign):
+        plain, whitened = module_of(make_case()), module_of(make_case(basis=True))
+        with pytest.raises(
+            ValueError, match="the state has an energy in a basis, but this EAGC has none: bu"
+        ):
+            plain.load_state_dict(whitened.state_dict(), assign=assign)
+        with pytest.raises(
+            ValueError, match="the state has no energy in a basis, but this EAGC has one: bui"
+        ):
+            whitened.load_state_dict(plain.state_dict(), assign=assign)
+        with pytest.raises(
+            ValueError, match="subspace has an energy in a basis but the module has none: fit"
+        ):
+            plain.set_subspace(whitened.subspace)
+        with pytest.raises(
+            ValueError, match="subspace has no energy in a basis but the module has one: fit "
+        ):
+            whitened.set_subspace(plain.subspace)
 
     def test_fits_into_safetensors(self, tmp_path):
         from safetensors.torch import load_file, save_file
@@ -190,20 +228,26 @@ def loaded(module, case, assign=False):
     return module
 
 
+def write(module, case):
+    """Write to the buffers themselves."""
+    for name in ("matrix",) if case.inputs.basis is None else ("matrix", "basis", "weights"):
+        getattr(module, name).copy_(getattr(case.inputs, name))
+
+
 def written(module, case):
-    module.matrix.copy_(case.matrix)
+    write(module, case)
     module(case.z.bfloat16(), None, case.mask)
     return module
 
 
 def given(module, case):
-    module.set_subspace(Subspace(case.matrix, case.energy_ref))
+    module.set_subspace(case.subspace)
     return module
 
 
 def written_and_copied(module, case):
     """Written before a copy, which has a different count of writes."""
-    module.matrix.copy_(case.matrix)
+    write(module, case)
     return copy.deepcopy(module)
 
 
@@ -243,27 +287,42 @@ class TestHalfCopies:
             *("loaded", "assigned", "meta", "empty", "parent"),
         ],
     )
-    def test_follow_the_subspace(self, change):
-        case = make_case()
-        module = change(EAGC(Subspace(torch.eye(24) * 0.5, 0.1)), case)
+    @pytest.mark.parametrize("basis", [False, True], ids=["plain", "basis"])
+    def test_follow_the_subspace(self, change, basis):
+        case = make_case(basis=basis)
+        module = change(other_module(case), case)
         assert torch.equal(module.matrix, case.matrix)
         for dtype in (torch.bfloat16, torch.float16):
             assert torch.equal(module._half(dtype), case.matrix.to(dtype))
         assert module._half(torch.float32) is None and module._half(torch.float64) is None
+        if basis:
+            assert torch.equal(module.basis, case.inputs.basis)
+            assert torch.equal(module.weights, case.inputs.weights)
+            for dtype in (torch.bfloat16, torch.float16):
+                assert torch.equal(module._half(dtype, "basis"), case.inputs.basis.to(dtype))
+        else:
+            assert module._half(torch.float16, "basis") is None
 
     @pytest.mark.parametrize("change", [given, loaded, written])
     def test_change_in_place_where_a_captured_graph_reads_them(self, change):
-        module = EAGC(Subspace(torch.eye(24) * 0.5, 0.1))
-        names = ("matrix", "energy_ref", "matrix_bf16", "matrix_fp16")
+        case = make_case(basis=True)
+        module = other_module(case)
+        names = (
+            *BASIS_NAMES,
+            *(f"{name}_{kind}" for name in ("matrix", "basis") for kind in ("bf16", "fp16")),
+        )
         before = [getattr(module, name).data_ptr() for name in names]
-        change(module, make_case())
+        change(module, case)
         if change is not written:  # a replay runs no Python: the copies are right as soon as S is
             assert torch.equal(module.matrix_bf16, module.matrix.bfloat16())
             assert torch.equal(module.matrix_fp16, module.matrix.half())
+            assert torch.equal(module.basis_bf16, module.basis.bfloat16())
+            assert torch.equal(module.basis_fp16, module.basis.half())
         assert [getattr(module, name).data_ptr() for name in names] == before
 
     def test_are_not_in_the_state(self):
-        assert set(module_of(make_case()).state_dict()) == {"matrix", "energy_ref", "_extra_state"}
+        assert set(module_of(make_case()).state_dict()) == {*PLAIN_NAMES, "_extra_state"}
+        assert set(module_of(make_case(basis=True)).state_dict()) == {*BASIS_NAMES, "_extra_state"}
 
     @pytest.mark.interpreter
     @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)

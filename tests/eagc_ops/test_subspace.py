@@ -148,6 +148,90 @@ def test_energy_of_the_fitting_features_averages_to_the_reference():
     assert subspace.energy(z.double()).dtype == torch.float64
 
 
+# The whitened energy ----------------------------------------------------------------------------------------
+
+
+def whitened_by_definition(labelled, everything, ridge, aperture):
+    """E as a function of rows, by matrix functions of the definition alone."""
+    labelled, everything = labelled.double(), everything.double()
+    C = torch.cov(everything.T, correction=0)
+    values, vectors = torch.linalg.eigh(C + ridge * C.trace() / len(C) * torch.eye(len(C)).double())
+    W = vectors @ values.rsqrt().diag() @ vectors.T
+    A, B = W @ by_definition(labelled @ W, aperture) @ W, W @ W
+    return lambda z: torch.stack([row @ A @ row / (row @ B @ row) for row in z.double()])
+
+
+def two_sets(labelled=40, unlabelled=160):
+    """Labelled and all features: the labelled ones lie mostly in the first directions."""
+    first, second = features(labelled), features(unlabelled, seed=1)
+    first[:, 8:] *= 0.3
+    return first, torch.cat([first, second])
+
+
+@pytest.mark.parametrize("count", [10, 40], ids=lambda n: f"N={n}")
+@pytest.mark.parametrize(("ridge", "aperture"), [(0.01, 1.0), (0.3, 0.5)])
+def test_the_whitened_energy_is_its_definition(count, ridge, aperture):
+    labelled, everything = two_sets(count)
+    subspace = Subspace.whitened(labelled, everything, 3.0, ridge=ridge, energy_aperture=aperture)
+    exact = whitened_by_definition(labelled, everything, ridge, aperture)
+    torch.testing.assert_close(subspace.energy(everything.double()), exact(everything), rtol=0, atol=2e-6)
+    assert subspace.energy_ref.item() == pytest.approx(exact(labelled).mean().item(), abs=1e-6)
+    plain = Subspace.conceptor(labelled, 3.0)
+    torch.testing.assert_close(subspace.matrix, plain.matrix, rtol=0, atol=1e-7)
+    assert (subspace.energy(everything) - plain.energy(everything)).abs().max() > 0.1
+    assert subspace.weights.min() >= 0 and subspace.weights.max() <= 1
+    # as large as an orthogonal matrix, so that it fits into 16 bits whatever the scale of the features
+    assert torch.linalg.matrix_norm(subspace.basis).item() == pytest.approx(24**0.5)
+
+
+def test_the_whitened_energy_is_invariant_under_linear_maps():
+    """Without a ridge, all features may be multiplied by any invertible matrix."""
+    labelled, everything = two_sets()
+    generator = torch.Generator().manual_seed(2)
+    mix = torch.randn(24, 24, generator=generator).double() + torch.diag(torch.logspace(-1, 1, 24)).double()
+    energies = [
+        Subspace.whitened(labelled.double() @ T, everything.double() @ T, ridge=0.0).energy(
+            everything.double() @ T
+        )
+        for T in (torch.eye(24).double(), mix)
+    ]
+    torch.testing.assert_close(*energies, rtol=0, atol=1e-4)  # the basis is kept in fp32
+    plain = [Subspace.conceptor(labelled.double() @ T) for T in (torch.eye(24).double(), mix)]
+    assert (plain[0].energy(everything) - plain[1].energy(everything.double() @ mix)).abs().max() > 0.1
+
+
+def test_whitening_by_isotropic_features_is_the_plain_energy():
+    """C = I: W is a multiple of the identity, which the aperture takes up."""
+    labelled = features(40)
+    everything = 24**0.5 * torch.cat([torch.eye(24), -torch.eye(24)])
+    plain = Subspace.conceptor(labelled, 1.5)
+    subspace = Subspace.whitened(labelled, everything, ridge=0.0, energy_aperture=1.5)
+    torch.testing.assert_close(subspace.energy(labelled), plain.energy(labelled), rtol=0, atol=1e-6)
+    torch.testing.assert_close(subspace.energy_ref, plain.energy_ref, rtol=0, atol=1e-6)
+
+
+def test_batches_and_generators_give_the_same_whitened_energy(monkeypatch):
+    monkeypatch.setattr(subspace_module, "ROWS_AT_ONCE", 64)
+    labelled, everything = two_sets()
+    whole = Subspace.whitened(labelled, everything)
+    with torch.autocast("cpu", torch.bfloat16):
+        streamed = Subspace.whitened((x for x in labelled.split(7)), (x for x in everything.split(90)))
+    torch.testing.assert_close(streamed.matrix, whole.matrix, rtol=0, atol=1e-7)
+    torch.testing.assert_close(streamed.energy_ref, whole.energy_ref, rtol=0, atol=1e-7)
+    torch.testing.assert_close(streamed.energy(everything), whole.energy(everything), rtol=0, atol=1e-6)
+
+
+def test_the_whitened_subspace_is_copied_moved_and_printed():
+    subspace = Subspace.whitened(*two_sets())
+    for other in (pickle.loads(pickle.dumps(subspace)), copy.deepcopy(subspace), subspace.to("cpu")):
+        assert all(torch.equal(x, vars(subspace)[name]) for name, x in vars(other).items())
+        assert len(vars(other)) == 4
+    assert {x.device.type for x in vars(subspace.to("meta")).values()} == {"meta"}
+    assert f"energy_ref={subspace.energy_ref:.3f} in a basis, device=cpu" in repr(subspace)
+    again = Subspace(**vars(subspace))
+    assert torch.equal(again.energy(features()), subspace.energy(features()))
+
+
 @pytest.mark.parametrize("rows", [8, 64], ids=["rows<D", "rows>D"])
 def test_batch_estimate_is_the_conceptor_of_the_labelled_rows(rows):
     z = features(rows)
@@ -273,6 +357,91 @@ def test_copies_pickles_moves_and_prints():
             lambda: Subspace(torch.eye(3) * torch.nan, 0.5),
             ValueError,
             r"matrix holds NaN or infinite values; Subspace.conceptor\(features\)",
+        ),
+        (
+            lambda: Subspace.whitened(features(), features(dim=8)),
+            ValueError,
+            "all_features has D=8 but features has D=24: pass features of one layer",
+        ),
+        (
+            lambda: Subspace.whitened(features(), []),
+            ValueError,
+            "all_features has no rows: pass labelled and unlabelled features",
+        ),
+        (
+            lambda: Subspace.whitened([], features()),
+            ValueError,
+            "features has no rows: pass the labelled features",
+        ),
+        (
+            lambda: Subspace.whitened(features(), features().log()),
+            ValueError,
+            "all_features must be finite, but hold NaN or infinite values",
+        ),
+        (
+            lambda: Subspace.whitened(features(), features()[0]),
+            ValueError,
+            r"all_features must be a floating tensor \(N, D\).*got \(24,\)",
+        ),
+        (
+            lambda: Subspace.whitened(features(), features(), ridge=-0.1),
+            ValueError,
+            "ridge must be a number >= 0, got -0.1; the default is 0.01",
+        ),
+        (
+            lambda: Subspace.whitened(features(), features(), energy_aperture=0),
+            ValueError,
+            "energy_aperture must be a positive number, got 0; the default is 1.0",
+        ),
+        (
+            lambda: Subspace.whitened(features(), features(20), ridge=0),
+            ValueError,
+            "all_features do not vary in every direction, and ridge=0 does not make up for it: use ridge=",
+        ),
+        (
+            lambda: Subspace.whitened(features(), torch.ones(30, 24)),
+            ValueError,
+            "all_features do not vary in every direction, and ridge=0.01 does not make up for it",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), 0.5, basis=torch.eye(3)),
+            ValueError,
+            "basis is given but weights is None: pass both, or none",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), 0.5, weights=torch.ones(3)),
+            ValueError,
+            "weights is given but basis is None: pass both, or none",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), 0.5, basis=torch.eye(2), weights=torch.ones(3)),
+            ValueError,
+            r"basis must be a floating tensor \(3, 3\) for this matrix, got \(2, 2\)",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), 0.5, basis=torch.eye(3), weights=torch.ones(3).long()),
+            ValueError,
+            r"weights must be a floating tensor \(3,\) for this matrix, got .*int64",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), 0.5, basis=torch.eye(3), weights=torch.ones(3, device="meta")),
+            ValueError,
+            r"weights is on meta but matrix is on cpu: move it with weights.to\(matrix.device\)",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), 0.5, basis=torch.eye(3), weights=torch.tensor([0, 0.5, 2])),
+            ValueError,
+            r"weights must be in \[0, 1\], got 0 to 2: .* divide them by the largest",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), 0.5, basis=torch.ones(3, 3), weights=torch.ones(3)),
+            ValueError,
+            "basis must be invertible, but has singular values from .* to 3.0e.00: basis @ basis.T, the form",
+        ),
+        (
+            lambda: Subspace(torch.eye(3), 0.5, basis=torch.eye(3) / 0, weights=torch.ones(3)),
+            ValueError,
+            "basis holds NaN or infinite values; Subspace.whitened",
         ),
         (
             lambda: Subspace(torch.eye(3), 0.0),

@@ -46,6 +46,34 @@ def test_energy_ratio_is_1_inside_and_0_outside_a_projection_and_0_for_a_zero_ro
     assert formulas.energy_ratio(z, projection).tolist() == [1.0, 0.0, 0.0]
 
 
+def test_the_energy_in_a_basis_is_a_ratio_of_quadratic_forms():
+    """z A z^T / z B z^T with A = M diag(w) M^T and B = M M^T."""
+    case = make_case(rows=20, dim=7, basis=True)
+    assert_exercised(case)
+    inputs = case.inputs.widened(torch.float64)
+    A, B = inputs.basis @ inputs.weights.diag() @ inputs.basis.T, inputs.basis @ inputs.basis.T
+    by_forms = torch.stack([(row @ A @ row) / (row @ B @ row) for row in inputs.z])
+    torch.testing.assert_close(formulas.energy_of(inputs), by_forms, rtol=0, atol=1e-14)
+    sums = torch.stack([by_forms[case.mask].sum(), case.mask.sum()])
+    torch.testing.assert_close(formulas.labelled_energy(inputs), sums, rtol=0, atol=1e-13)
+    assert (by_forms - formulas.energy_ratio(inputs.z, inputs.matrix)).abs().max() > 0.1
+
+
+def test_the_plain_energy_is_that_in_the_eigenvectors_of_S():
+    case = make_case(rows=20, dim=7)
+    weights, basis = torch.linalg.eigh(case.matrix.double())
+    for scale in (1, 1e3):  # a ratio has none
+        same = case.replace(basis=scale * basis, weights=weights).oracle(torch.float64)
+        for mine, plain in zip(same, case.oracle(torch.float64)):
+            torch.testing.assert_close(mine, plain, rtol=0, atol=1e-13)
+
+
+def test_a_zero_row_has_no_energy_in_a_basis():
+    zero = torch.zeros(1, 2, dtype=torch.float64)
+    weights = torch.ones(2, dtype=torch.float64)
+    assert formulas.energy_in_basis(zero, torch.eye(2, dtype=torch.float64), weights).tolist() == [0.0]
+
+
 def test_tau_falls_with_energy_and_stays_in_0_1():
     energy = torch.linspace(0, 1, 11, dtype=torch.float64)
     weight = formulas.projection_weight(energy, torch.tensor(0.5, dtype=torch.float64))

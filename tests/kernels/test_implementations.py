@@ -36,6 +36,23 @@ def test_equals_the_formulas(impl, shape, dtype):
 def test_most_rows_of_the_cases_are_really_projected():
     for shape in SHAPES[2:]:
         assert_exercised(make_case(*shape))
+        assert_exercised(make_case(*shape, basis=True))
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
+@pytest.mark.parametrize("impl", ["torch", "fp64"])
+def test_equals_the_formulas_with_an_energy_in_a_basis(impl, shape, dtype):
+    case = make_case(*shape, dtype=dtype, basis=True)
+    out, energy, _ = coordinate(case, impl)
+    assert_close_to_oracle(out, case, matrix_dtype(impl, dtype))
+    exact = case.oracle(matrix_dtype(impl, dtype)).energy
+    torch.testing.assert_close(energy[~case.mask].double(), exact[~case.mask], rtol=0, atol=2e-6)
+    inputs = case.inputs._replace(energy_ref=case.energy_ref.clone())
+    sums, _ = kernels.labelled_energy(inputs, 0.95, Execution(impl))
+    rounded = case.inputs.rounded(matrix_dtype(impl, dtype)).widened(torch.float64)
+    exact = kernels.formulas.labelled_energy(rounded)
+    torch.testing.assert_close(sums.double(), exact, rtol=2e-6, atol=2e-6)
 
 
 @pytest.mark.parametrize("anchor", ["mean", "sum"])
@@ -156,7 +173,7 @@ def test_running_energy_reference(impl, labelled):
     energy_ref = torch.tensor(0.3)
     inputs = case.inputs._replace(energy_ref=energy_ref)
     sums, used = kernels.labelled_energy(inputs, 0.95, Execution(impl))
-    exact = kernels.formulas.labelled_energy(case.z.double(), case.mask, case.matrix.double())
+    exact = kernels.formulas.labelled_energy(case.inputs.widened(torch.float64))
     torch.testing.assert_close(sums.double(), exact, rtol=1e-6, atol=0)
     expected = 0.95 * 0.3 + 0.05 * (exact[0] / exact[1]) if labelled else torch.tensor(0.3)
     assert used.item() == energy_ref.item() == pytest.approx(expected.item(), rel=1e-6)

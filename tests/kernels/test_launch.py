@@ -81,7 +81,7 @@ def test_an_aborted_launch_does_not_poison_the_next(launch, monkeypatch):
             with pytest.raises(RuntimeError, match="killed"):
                 call()
     assert_close_to_oracle(coordinate(), case)
-    exact = formulas.labelled_energy(case.z.double(), case.mask, case.matrix.double())
+    exact = formulas.labelled_energy(case.inputs.widened(torch.float64))
     torch.testing.assert_close(labelled_energy().double(), exact, rtol=1e-6, atol=0)
 
 
@@ -95,7 +95,7 @@ def test_more_row_blocks_than_a_grid_holds(launch, monkeypatch, rows):
     case = make_case(rows, 20)
     assert_close_to_oracle(launch.coordinate(case.g, case.inputs, SETTINGS, tile=SMALL).gradient, case)
     sums, _ = launch.labelled_energy(case.inputs, 0.9, update=False, tile=SMALL)
-    exact = formulas.labelled_energy(case.z.double(), case.mask, case.matrix.double())
+    exact = formulas.labelled_energy(case.inputs.widened(torch.float64))
     torch.testing.assert_close(sums.double(), exact, rtol=1e-6, atol=0)
     assert grids == {70: [(2, 2), (2, 2), (2, 1)], 64: [(2, 2), (2, 2)], 32: [(2, 2)]}[rows] * 2
 

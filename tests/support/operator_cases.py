@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from eagc_ops import kernels
+from eagc_ops import Subspace, kernels
 from eagc_ops.kernels import Coordinated, Coordination, Execution, Inputs, formulas
 
 SETTINGS = Coordination(lambda_a=0.7, lambda_p=0.5, anchor="mean", tau="energy")
@@ -41,6 +41,11 @@ class Case:
     def energy_ref(self) -> Tensor:
         return self.inputs.energy_ref
 
+    @property
+    def subspace(self) -> Subspace:
+        own = {"basis": self.inputs.basis, "weights": self.inputs.weights}
+        return Subspace(self.matrix, self.energy_ref, **own)
+
     def tensors(self) -> list[Tensor]:
         return [self.g, *(x for x in self.inputs if x is not None)]
 
@@ -52,17 +57,23 @@ class Case:
         self, matrix_dtype: torch.dtype = torch.float32, settings: Coordination = SETTINGS
     ) -> Coordinated:
         """The formulas in fp64 on the very values an implementation gets: rounded inputs, rounded matrix."""
-        inputs = self.inputs._replace(matrix=self.matrix.to(matrix_dtype)).widened(torch.float64)
+        inputs = self.inputs.rounded(matrix_dtype).widened(torch.float64)
         return formulas.coordinate(self.g.double(), inputs, settings)
 
 
 def make_case(
-    rows: int = 40, dim: int = 24, dtype: torch.dtype = torch.float32, labelled: float = 0.5, seed: int = 0
+    rows: int = 40,
+    dim: int = 24,
+    dtype: torch.dtype = torch.float32,
+    labelled: float = 0.5,
+    seed: int = 0,
+    basis: bool = False,
 ) -> Case:
     """Rows whose energy ratios spread around Ebar, so that most unlabelled ones have 0 < tau < 1.
 
     S is fitted to different features than the rows under test: on its own rows every tau would be 0, and the
-    test would exercise nothing. The unlabelled rows of z_ref are NaN, as they may be.
+    test would exercise nothing. The unlabelled rows of z_ref are NaN, as they may be. `basis`: with an energy
+    in a basis that is neither symmetric nor orthogonal.
     """
     generator = torch.Generator().manual_seed(seed)
 
@@ -78,11 +89,18 @@ def make_case(
     power = torch.rand(rows, 1, generator=generator, dtype=torch.float64).mul(2)
     z = (z * spectrum**power).to(dtype)
     mask = torch.rand(rows, generator=generator) < labelled
-    energy = formulas.energy_ratio(z.double(), matrix.double())
-    energy_ref = energy.quantile(0.8).float().clamp_min(1e-3) if rows else torch.tensor(0.5)
     z_ref = normal(rows, dim).to(dtype)
     z_ref[~mask] = torch.nan
-    return Case(normal(rows, dim).to(dtype), Inputs(z, z_ref, mask, matrix, energy_ref))
+    g = normal(rows, dim).to(dtype)
+    inputs = Inputs(z, z_ref, mask, matrix, torch.tensor(0.5))
+    if basis:
+        turned = (torch.eye(dim, dtype=torch.float64) + 0.5 * normal(dim, dim) / dim**0.5).float()
+        weights = (0.1 + 0.8 * spectrum**2).float()
+        inputs = inputs._replace(basis=spectrum.rsqrt().float()[:, None] * turned, weights=weights)
+    if rows:
+        energy = formulas.energy_of(inputs.widened(torch.float64))
+        inputs = inputs._replace(energy_ref=energy.quantile(0.8).float().clamp_min(1e-3))
+    return Case(g, inputs)
 
 
 def coordinate(case: Case, impl: str, settings: Coordination = SETTINGS) -> Coordinated:

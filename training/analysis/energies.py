@@ -1,11 +1,11 @@
-"""Other energies than that of the plain conceptor, ranked on frozen features. The operator has the plain one.
+"""Energies ranked on frozen features. The operator has the plain one and, as an option, the whitened one.
 
 An energy is fitted to labelled rows, and is low for rows of novel classes. All are ratios of quadratic forms
 of z, or the largest of several, in [0, 1].
 
     conceptor       z S z^T / |z|^2, S: the conceptor of the labelled rows. This is EAGC's
     whitened        the same for z W, with W = (C + ridge * mean variance * I)^(-1/2) and C the covariance of
-                    all rows, labelled and unlabelled. It uses no label of theirs
+                    all rows, labelled and unlabelled. It uses no label of theirs (`Subspace.whitened`)
     nearest class   the largest of z S_c z^T / |z|^2 over known classes c, S_c: the conceptor of class c alone
 """
 
@@ -87,10 +87,7 @@ def conceptor(aperture: float) -> Callable[[Tensor, Tensor, Tensor], Energy]:
 
 def whitened(ridge: float, aperture: float) -> Callable[[Tensor, Tensor, Tensor], Energy]:
     def fitted(fit: Tensor, label: Tensor, pool: Tensor) -> Energy:
-        values, vectors = torch.linalg.eigh(torch.cov(pool.T))
-        whiten = vectors * (values.clamp_min(0) + ridge * values.mean()).rsqrt() @ vectors.T
-        energy = Subspace.conceptor(fit @ whiten, aperture).energy
-        return lambda rows: energy(rows @ whiten)
+        return Subspace.whitened(fit, pool, ridge=ridge, energy_aperture=aperture).energy
 
     return fitted
 

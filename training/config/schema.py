@@ -145,6 +145,11 @@ class Config(Settings):
     tau: Literal["energy", "uniform"] = Field(
         "energy", description="projection weight by energy, or 1 for every unlabelled row (ablation)"
     )
+    energy: Annotated[Literal["conceptor", "whitened"], ADDED] = Field(
+        "conceptor",
+        description="energy of which tau is formed: that of the known-class subspace itself, or of the "
+        "conceptor of features whitened by the covariance of all of them, labelled and unlabelled",
+    )
     energy_momentum: float | None = Field(
         None, ge=0, lt=1, description="EMA momentum of the labelled rows' mean energy; none: it is fixed"
     )
@@ -297,12 +302,28 @@ class Config(Settings):
                 f"anchor='sum': alignment={self.alignment!r} replaces the anchor term by a mean; "
                 "leave one of them out"
             )
+        if self.energy != "conceptor":
+            self._energy_is_used()
         if self.diagnose is not None and self.accumulation > 1:
             raise ConfigError(
                 f"accumulation={self.accumulation}: the diagnosis compares gradients of a whole batch; "
                 "set it to 1 to diagnose"
             )
         return self
+
+    def _energy_is_used(self) -> None:
+        if not self.has_operator:
+            raise ConfigError(
+                f"energy={self.energy!r} is a setting of EAGC, but this run does not use the operator: "
+                "leave it out, or turn EAGC on"
+            )
+        if self.tau == "uniform":
+            raise ConfigError(f"energy={self.energy!r}: tau='uniform' needs no energy; leave one of them out")
+        if self.subspace != "conceptor":
+            raise ConfigError(
+                f"energy={self.energy!r} is fitted together with a conceptor, but this run has "
+                f"subspace={self.subspace!r}; leave one of them out"
+            )
 
     @property
     def spec(self) -> Spec:

@@ -139,7 +139,7 @@ class Experiment:
         # Known-class subspace construction: Z_old, S_known, and the average energy ratio
         fitted = stored(store, subspace_key(config, key), self._make_subspace)
         # The coordinator, for GCD training with EAGC
-        self.student.eagc = self._coordinator(Subspace(fitted["matrix"], fitted["energy_ref"]))
+        self.student.eagc = self._coordinator(Subspace(**fitted))
         if config.lambda_a == 0:
             encoder.reference = None  # without alignment, z_ref is not needed
         elif config.alignment != "gradient":
@@ -177,8 +177,8 @@ class Experiment:
         return {**tail, "cross_entropy": torch.tensor(cross_entropy, dtype=torch.float64)}
 
     def _make_subspace(self) -> dict[str, Tensor]:
-        subspace = known_subspace(self.student.encoder, self.batches.labelled(), self.config)
-        return {"matrix": subspace.matrix, "energy_ref": subspace.energy_ref}
+        subspace = known_subspace(self.student.encoder, self.batches, self.config)
+        return {name: tensor for name, tensor in vars(subspace).items() if tensor is not None}
 
     def _coordinator(self, subspace: Subspace) -> EAGC:
         config, distributed = self.config, self.accelerator.num_processes > 1

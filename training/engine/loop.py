@@ -319,10 +319,15 @@ class Loop:
             )
         share = sum(self.tau_near_zero) / max(len(self.tau_near_zero), 1)
         if (first or end) and share > ALMOST_EVERY_ROW:
+            reason = (
+                "S is close to the identity for features of this scale; try a smaller aperture (now "
+                f"{self.config.aperture})"
+                if self.config.energy == "conceptor"
+                else "by their whitened energy all of them look known"
+            )
             self.faults.append(
                 f"tau is below {TAU_NEAR_ZERO} on {share:.1%} of the unlabelled rows, "
-                "so EEP does next to nothing: S is close to the identity for features of this scale; "
-                f"try a smaller aperture (now {self.config.aperture})"
+                f"so EEP does next to nothing: {reason}"
             )
         for message in self.faults if self.experiment.main else ():
             warnings.warn(message, RunWarning, stacklevel=2)

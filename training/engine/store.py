@@ -14,6 +14,7 @@ from torch import Tensor
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.files import fingerprint, remove_partials
 from eagc_ops.locks import lock, tidy
+from eagc_ops.subspace import ENERGY_APERTURE, RIDGE
 from eagc_ops.training.config import Config
 from eagc_ops.training.engine.checkpoint import (
     CheckpointError,
@@ -71,4 +72,7 @@ def reference_key(
 def subspace_key(config: Config, reference: dict[str, Any]) -> dict[str, Any]:
     """Everything the known-class subspace depends on. `reference`: the key of its reference model."""
     size = {"pca_k": config.pca_k} if config.subspace == "pca" else {"aperture": config.aperture}
-    return {"kind": "subspace-1", "reference": reference, **size}
+    key = {"kind": "subspace-1", "reference": reference, **size}
+    if config.energy == "whitened":  # of all images, which the split in the reference model's key determines
+        key["whitened"] = {"ridge": RIDGE, "aperture": ENERGY_APERTURE}
+    return key

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import NamedTuple
 
 import torch
@@ -13,6 +14,7 @@ from torch.nn import functional as F
 from eagc_ops import Subspace
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import Config
+from eagc_ops.training.data.batches import Batches
 from eagc_ops.training.data.loaders import Batch, TrainLoader
 from eagc_ops.training.models.heads import Prototypes
 from eagc_ops.training.models.optimization import cosine, decay_groups
@@ -81,13 +83,21 @@ def train_reference(
 
 
 @torch.no_grad()
-def known_subspace(encoder: AnchoredEncoder, batches: Iterable[Batch], config: Config) -> Subspace:
+def known_subspace(encoder: AnchoredEncoder, batches: Batches, config: Config) -> Subspace:
     """S_known and the mean energy ratio of labelled data, from Z_old = E_r(D_L) under the test transform.
 
-    The features are fp32 and not centred; the encoder must have its reference tail.
+    The features are fp32 and not centred; the encoder must have its reference tail. A whitened energy is
+    fitted to E_r(D_L) and E_r(D_U).
     """
     device = next(encoder.parameters()).device
-    features = (encoder.anchor(encoder.trunk(batch.views_on(device)[0])) for batch in batches)
+
+    def features(part: Iterable[Batch]) -> Iterator[Tensor]:
+        return (encoder.anchor(encoder.trunk(batch.views_on(device)[0])) for batch in part)
+
+    if config.energy == "whitened":
+        labelled = list(features(batches.labelled()))
+        unlabelled = features(progress_bar(batches.unlabelled(), desc="whitened energy", unit="batch"))
+        return Subspace.whitened(labelled, itertools.chain(labelled, unlabelled), config.aperture)
     if config.subspace == "pca":
-        return Subspace.pca(features, config.pca_k)
-    return Subspace.conceptor(features, config.aperture)
+        return Subspace.pca(features(batches.labelled()), config.pca_k)
+    return Subspace.conceptor(features(batches.labelled()), config.aperture)

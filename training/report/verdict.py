@@ -27,6 +27,7 @@ OF_THE_OPERATOR = (
     "anchor",
     "alignment",
     "tau",
+    "energy",
     "energy_momentum",
 )
 NAMES_ONLY = ("preset", "headline")

@@ -108,6 +108,9 @@ def energy_figure(looks: Sequence[Look]) -> Picture | None:
         [
             "E is the share of a feature's energy inside the known-class subspace S; tau = clamp(1 - E / "
             "Ebar, 0, 1).",
+            "With energy='whitened' the feature is first whitened by the covariance of all features."
+            if any(look.known.run.config.energy == "whitened" for look in shown)
+            else "",
             "The sets are the labelled images, the unlabelled images of known classes and the images of "
             "novel classes; known and novel are told apart by the true labels.",
             _weights_note(shown),

@@ -75,7 +75,8 @@ def look_at_weights(groups: Sequence[RunGroup], **changes: Any) -> Looks:
             continue
         readable.append((name, run))
         if "eagc.matrix" in tensors:
-            subspace = Subspace(tensors["eagc.matrix"], tensors["eagc.energy_ref"])
+            own = {name: tensors.get(f"eagc.{name}") for name in ("basis", "weights")}
+            subspace = Subspace(tensors["eagc.matrix"], tensors["eagc.energy_ref"], **own)
             result.subspaces.append(KnownSubspace(name, run, subspace))
     for name, run in readable:
         try:

@@ -211,7 +211,7 @@ def energy_run(call, seed, **options):
 def test_the_running_energy_reference(call):
     case = call.case
     inputs = case.inputs._replace(matrix=case.matrix.to(call.products)).widened(torch.float64)
-    exact = formulas.labelled_energy(inputs.z, case.mask, inputs.matrix)
+    exact = formulas.labelled_energy(inputs)
     after = formulas.updated_energy_ref(torch.tensor(0.3).double(), exact, 0.9)
     first = None
     for seed in call.schedules:

@@ -59,6 +59,16 @@ from eagc_ops.training.methods import METHODS, register
             "alignment='gram' replaces the anchor term of EAGC, but this run does not use the operator",
         ),
         ({"alignment": "gram", "anchor": "sum"}, "anchor='sum': alignment='gram' replaces the anchor term"),
+        ({"energy": "plain"}, "energy must be one of conceptor, whitened, got 'plain'"),
+        (
+            {"energy": "whitened", "eagc": False},
+            "energy='whitened' is a setting of EAGC, but this run does not use the operator: leave it out",
+        ),
+        ({"energy": "whitened", "tau": "uniform"}, "energy='whitened': tau='uniform' needs no energy; leave"),
+        (
+            {"energy": "whitened", "subspace": "pca"},
+            "energy='whitened' is fitted together with a conceptor, but this run has subspace='pca'; leave",
+        ),
         ({"reference_blocks": 0}, "reference_blocks must be >= 1, got 0"),
         ({"diagnose": {"step": 3}}, "diagnose.step is not a setting of Diagnosis; did you mean steps?"),
         ({"diagnose": {"every": 0}}, "diagnose.every must be >= 1, got 0"),

@@ -6,6 +6,7 @@ import torch
 from small_runs import FirstStep, small_config
 from torch.nn import functional as F
 
+from eagc_ops import Subspace
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data.loaders import seeded
@@ -66,6 +67,51 @@ def test_the_subspace_of_principal_directions(data, tmp_path):
         experiment = Experiment(small_config(data, **{"subspace": "pca", **switches}))
         experiment.prepare(tmp_path / "references")
         assert len(list((tmp_path / "references").glob("subspace*"))) == files
+
+
+def test_a_whitened_energy_is_fitted_to_all_images(data, tmp_path):
+    config = small_config(data, epochs=1, energy="whitened", energy_momentum=None)
+    train(config, tmp_path / "run")
+    (file,) = (tmp_path / "references").glob("subspace*")
+    fitted, _ = load_checkpoint(file)
+    built = Experiment(config)
+    built.student.encoder.load_tail(the_reference(tmp_path))
+    labelled, unlabelled = (z[0] for z in (built.features.labelled(), built.features.unlabelled()))
+    expected = Subspace.whitened(labelled, torch.cat([labelled, unlabelled]), config.aperture)
+    used = weights(tmp_path / "run")
+    for name in vars(expected):
+        assert torch.equal(used[f"eagc.{name}"], fitted[name])
+    mine = Subspace(**fitted)
+    torch.testing.assert_close(mine.matrix, expected.matrix, rtol=0, atol=1e-5)
+    torch.testing.assert_close(mine.energy(unlabelled), expected.energy(unlabelled), rtol=0, atol=1e-3)
+    assert mine.energy_ref.item() == pytest.approx(expected.energy_ref.item(), abs=1e-3)
+    assert (mine.energy(unlabelled) - Subspace.conceptor(labelled).energy(unlabelled)).abs().max() > 0.01
+    # a plain subspace of the same reference model is another file, whose key no earlier version would miss
+    experiment = Experiment(config.replace(energy="conceptor"))
+    experiment.prepare(tmp_path / "references")
+    assert experiment.student.eagc.basis is None
+    (other,) = {*(tmp_path / "references").glob("subspace*")} - {file}
+    assert load_checkpoint(other)[1]["key"].keys() == {"kind", "reference", "aperture"}
+    assert load_checkpoint(file)[1]["key"].keys() == {"kind", "reference", "aperture", "whitened"}
+
+
+class StoppedInTheSecondEpoch(Callback):
+    def before_update(self, loop, rows):
+        if loop.epoch == 1:
+            raise KeyboardInterrupt
+
+
+def test_a_run_with_a_whitened_energy_is_resumed_to_the_same_bits(data, tmp_path):
+    config = small_config(data, epochs=2, energy="whitened")
+    train(config, tmp_path / "whole")
+    with pytest.raises(KeyboardInterrupt):
+        train(config, tmp_path / "run", [StoppedInTheSecondEpoch()])
+    resume(tmp_path / "run")
+    whole = weights(tmp_path / "whole")
+    assert {"eagc.basis", "eagc.weights"} < whole.keys()
+    for name, value in weights(tmp_path / "run").items():
+        assert torch.equal(value, whole[name]), name
+    assert evaluate(tmp_path / "run") == evaluate(tmp_path / "whole")
 
 
 def test_impossible_sizes_are_named(data):

@@ -119,7 +119,10 @@ def _shared(config: Config) -> list[tuple]:
     )
     if not config.has_operator:
         return [reference_model]
-    return [reference_model, (*reference_model, config.subspace, config.pca_k, config.aperture)]
+    return [
+        reference_model,
+        (*reference_model, config.subspace, config.pca_k, config.aperture, config.energy),
+    ]
 
 
 def _pretrain(dataset: str, file: Path, epochs: int, say: Callable[[str], None]) -> None:

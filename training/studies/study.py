@@ -50,15 +50,16 @@ OTHERS: dict[str, dict[str, Any]] = {  # methods at the first regime and recipe:
 }
 DESIGN = "study.json"
 LEVEL = 0.05  # of the corrected p-value
-BASELINE, NULL, FULL = "baseline", "null", "EAGC"
+BASELINE, NULL, FULL, WHITENED = "baseline", "null", "EAGC", "whitened EAGC"
 ARMS: dict[str, dict[str, Any]] = {  # arm: the settings in which it differs from the others
     BASELINE: {"eagc": False},
     NULL: {"lambda_a": 1e-4, "lambda_p": 1e-4},  # the operator is there and changes next to nothing
     "AGA": {"lambda_p": 0.0},
     "EEP": {"lambda_a": 0.0},
     FULL: {},
+    WHITENED: {"energy": "whitened"},
 }
-TESTED = (FULL,)  # the arms that are compared with the baseline by a test
+TESTED = (FULL, WHITENED)  # the arms that are compared with the baseline by a test
 OF_OTHERS = (BASELINE, NULL, FULL)  # the arms of other methods than SimGCD
 RECIPES: dict[str, dict[str, Any]] = {  # preset: the settings on top of it
     "paper": {"warm_start": True},
@@ -224,7 +225,7 @@ class Study:
         return StudyRun(cell, arm, seed, config, self._folder(cell, arm, seed))
 
     def _folder(self, cell: Cell, arm: str, seed: int) -> Path:
-        return self.output / "runs" / f"{cell.key}-{arm}-seed{seed}"
+        return self.output / "runs" / f"{cell.key}-{arm.replace(' ', '-')}-seed{seed}"
 
 
 def smallest_p(seeds: int) -> float:

@@ -27,7 +27,7 @@ def recorded(eagc, null=0.3):
     """Ten seeds of every arm: All of EAGC is that of the baseline plus `eagc`, of null runs plus or minus."""
     base = [60.0 + 3 * math.sin(seed) for seed in range(10)]
     more = {"baseline": [0.0] * 10, "null": [null, -null / 2] * 5, "AGA": [0.1] * 10, "EEP": [0.0] * 10}
-    more["EAGC"] = eagc
+    more |= {"EAGC": eagc, "whitened EAGC": eagc}
     return {arm: [{"all": b + d} for b, d in zip(base, more[arm])] for arm in ARMS}
 
 
@@ -93,17 +93,19 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     first, _, of_other = study.cells
     said = []
     assert run_study(study, [first], 1, said.append) == 0
-    assert said[0] == "3 known of 5 classes, recipe paper: 10 runs, 0 of them finished before"
+    assert said[0] == "3 known of 5 classes, recipe paper: 12 runs, 0 of them finished before"
     assert said[1].startswith("     1 of 1: 3of5-paper-baseline-seed0")
-    assert "26 runs, 1 finished; left: about " in said[2]  # the plan again, now with a time
-    assert len(said) == 2 + 1 + 9
+    assert "30 runs, 1 finished; left: about " in said[2]  # the plan again, now with a time
+    assert len(said) == 2 + 1 + 11
     text = (study.output / "evidence.md").read_text()
 
     for sentence in OUTCOME:
         assert sentence in text
-    assert "1 of 3 planned comparisons are complete: too few seeds to decide (1)." in text
+    assert "2 of 5 planned comparisons are complete: too few seeds to decide (2)." in text
     rows = {
-        tuple(line.split(" | ")[1:4]): line.split(" | ") for line in text.splitlines() if "| EAGC" in line
+        tuple(line.split(" | ")[1:4]): line.split(" | ")
+        for line in text.splitlines()
+        if line.startswith("| EAGC | ")
     }
     assert rows["small", "3", "5"][-1] == "too few seeds to decide |"
     assert rows["small", "4", "6"][-1] == rows["small_legogcd", "3", "5"][-1] == "not complete |"
@@ -126,10 +128,11 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     corrected = []
     with monkeypatch.context() as patch:
         patch.setattr(evidence, "LEVEL", 0.6)  # as if two seeds could decide
-        patch.setattr(evidence, "holm", lambda p: corrected.extend(p) or [0.123, math.nan, math.nan])
+        patch.setattr(evidence, "holm", lambda p: corrected.extend(p) or [0.123, *[math.nan] * 4])
         write_evidence(study)
     assert corrected[0] == pytest.approx(float(rows["small", "3", "5"][10]), abs=1e-3)
-    assert all(map(math.isnan, corrected[1:])) and len(corrected) == 3  # those that are not complete count
+    assert not math.isnan(corrected[1])
+    assert all(map(math.isnan, corrected[2:])) and len(corrected) == 5  # those that are not complete count
     assert " | 0.123 | " in (study.output / "evidence.md").read_text()
     write_evidence(study)
     assert (study.output / "evidence.md").read_text() == text  # two seeds cannot: not corrected, no decision
@@ -141,7 +144,9 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
         "AGA": (True, 0.7, 0.0),
         "EEP": (True, 0.0, 0.5),
         "EAGC": (True, 0.7, 0.5),
+        "whitened EAGC": (True, 0.7, 0.5),
     }
+    assert [arm for arm, config in configs.items() if config.energy == "whitened"] == ["whitened EAGC"]
     assert all(config.warm_start for config in configs.values())  # the same start
     assert len(list((study.output / "runs" / "references").glob("reference-*.safetensors"))) == 2  # by seed
 
@@ -150,19 +155,19 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     before = {file: os.stat(file).st_mtime_ns for file in study.output.glob("runs/*/result.json")}
     shutil.rmtree(run)
     write_evidence(study)
-    assert "0 of 3 planned comparisons are complete." in (study.output / "evidence.md").read_text()
+    assert "0 of 5 planned comparisons are complete." in (study.output / "evidence.md").read_text()
     said.clear()
     assert run_study(study, [first], 1, said.append) == 0
-    assert said[0] == "3 known of 5 classes, recipe paper: 10 runs, 9 of them finished before"
+    assert said[0] == "3 known of 5 classes, recipe paper: 12 runs, 11 of them finished before"
     changed = [file for file, time in before.items() if os.stat(file).st_mtime_ns != time]
     assert [file.parent for file in changed] == [run]
     assert (study.output / "evidence.md").read_text() == text
-    assert "26 runs, 10 finished; left: about " in study_plan(study)
+    assert "30 runs, 12 finished; left: about " in study_plan(study)
 
     # Another method has three arms.
     assert run_study(study, [of_other], 1, said.append) == 0
     text = (study.output / "evidence.md").read_text()
-    assert "2 of 3 planned comparisons are complete" in text
+    assert "3 of 5 planned comparisons are complete" in text
     assert "## 3 known of 5 classes, recipe paper, small_legogcd" in text
     assert sorted(folder.name for folder in study.output.glob("runs/*legogcd*")) == sorted(
         f"3of5-paper-small_legogcd-{arm}-seed{seed}"

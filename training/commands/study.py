@@ -6,6 +6,7 @@ The output folder holds `runs/`, `trunk/`, `features/`, `probes/`, `evidence.md`
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import time
@@ -18,7 +19,8 @@ from eagc_ops.console import Parser, command, path, whole_number
 from eagc_ops.locks import lock
 from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
-from eagc_ops.training.config import ConfigError, as_options, resolve
+from eagc_ops.training.config import ConfigError, Sizes, add_config_arguments, as_options, resolve
+from eagc_ops.training.config.options import Recipe
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.studies.study import (
     METHOD,
@@ -33,6 +35,12 @@ from eagc_ops.training.studies.study import (
     study_plan,
 )
 
+# Settings of a study of one's own images: where they are, and what their number and the backbone ask for
+OWN = (
+    *("root", "split_file", "skip_unreadable", "flip", "backbone", "weights", "image_size"),
+    *("batch_size", "backbone_lr", "head_lr", "mlp_head_layers"),
+)
+
 
 @command("eagc study", as_options)
 def main(argv: list[str]) -> int:
@@ -40,8 +48,9 @@ def main(argv: list[str]) -> int:
 
     The outcome and its test were decided before the runs. The same command goes on with a study.
 
-    With --root it is a study of your own images, in folders named by class. Some classes are known and the
-    others play novel ones, because somebody must know the truth.
+    With --root it is a study of your own images, in folders named by class. --split-file names known classes,
+    the others play novel ones: somebody must know the truth. The settings of `eagc train` that are options
+    here belong to such a study.
     """
     parser = Parser(prog="eagc study", description=main.__doc__)
     parser.add_argument(
@@ -99,12 +108,7 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="runs at a time [one for each core, up to 4]",
     )
-    own = parser.add_argument_group("your own images, instead of glyphs")
-    own.add_argument("--root", metavar="FOLDER", help="a folder of images in folders named by class")
-    own.add_argument("--split-file", metavar="FILE", help="a .json or .yaml that names the known classes")
-    own.add_argument("--backbone", metavar="NAME", help="as of `eagc train`")
-    own.add_argument("--weights", metavar="FILE", help="as of `eagc train`")
-    own.add_argument("--image-size", type=whole_number(), metavar="N", help="as of `eagc train`")
+    add_config_arguments(parser, OWN, Recipe(METHOD, "folder", "paper"))
     arguments = parser.parse_args(argv)
     writable_folder("--output", arguments.output)
     epochs = {} if arguments.epochs is None else {"epochs": arguments.epochs}
@@ -117,7 +121,7 @@ def main(argv: list[str]) -> int:
     now = [
         cell
         for cell in study.cells
-        if (arguments.root is not None or cell.regime.known in arguments.known)
+        if (cell.regime.known in arguments.known or "root" in arguments)
         and cell.recipe in arguments.recipes
         and cell.method in arguments.methods
     ]
@@ -133,11 +137,10 @@ def _own(
     arguments: argparse.Namespace, settings: Mapping[str, Any]
 ) -> tuple[tuple[Regime, ...], tuple[str, ...], tuple[str, ...]] | None:
     """Regimes, recipes and other methods of a study of the user's own images; None without --root."""
-    names = ("root", "split_file", "backbone", "weights", "image_size")
-    own = {name: value for name in names if (value := getattr(arguments, name)) is not None}
+    own = {name: value for name, value in vars(arguments).items() if name in OWN}
     if not own:
         return None
-    if arguments.root is None:
+    if "root" not in own:
         raise ConfigError(
             f"{next(iter(own))} belongs to a study of your own images: name their folder too, with --root"
         )
@@ -146,11 +149,15 @@ def _own(
             "--known chooses among the regimes of glyphs; the known classes of --root are in split_file"
         )
     own["dataset"] = "folder"
-    check_run(resolve(METHOD, preset="paper", **own, **settings))
+    config = resolve(METHOD, preset="paper", **own, **settings)
+    check_run(config)
     from eagc_ops.training.data import open_data  # torchvision takes seconds to import
 
-    data = open_data("folder", arguments.root, split_file=arguments.split_file)
+    data = open_data(
+        "folder", own["root"], split_file=own["split_file"], skip_unreadable=config.skip_unreadable
+    )
     regime = Regime(data.known, data.known + data.novel, len(data.merged), settings=own)
+    config.check_sizes(Sizes(known=data.known, images=len(data.merged), labelled=len(data.labelled)))
     return (regime,), ("paper",), ()
 
 
@@ -172,6 +179,8 @@ def _detach(argv: list[str], output: Path) -> int:
     output.mkdir(parents=True, exist_ok=True)
     log = output / "study.log"
     words = [word for word in argv if word != "--background"]
+    # A script's own background jobs ignore Ctrl-C and would pass that on: the line below promises otherwise.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("ab") as lines:
         process = subprocess.Popen(
             [sys.executable, "-m", "eagc_ops.cli", "study", *words],

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import NamedTuple
 from eagc_ops.files import atomic_write
 from eagc_ops.table import Row, Table
 from eagc_ops.training.analysis.comparisons import bootstrap_interval, holm
+from eagc_ops.training.analysis.late_energies import LateEnergy
 from eagc_ops.training.analysis.paired import Paired, paired_difference
 from eagc_ops.training.paper.filling import conditions
 from eagc_ops.training.report import drawing
@@ -25,6 +27,7 @@ from eagc_ops.training.report.runs import RunGroup, RunRecord, read_run
 from eagc_ops.training.scores import SCORES
 from eagc_ops.training.studies.study import (
     BASELINE,
+    FULL,
     LEVEL,
     NULL,
     OUTCOME,
@@ -53,6 +56,11 @@ Values = Mapping[str, Sequence[Mapping[str, float]]]  # arm -> by seed -> measur
 _DIFFERENCES = (
     "All minus All of the baseline, in points: single seeds (dots), their mean (diamond) with its bootstrap "
     "interval, and the noise floor (grey)."
+)
+_ENERGIES = (
+    "Energies of the unlabelled images in the runs with EAGC, known against novel classes. *Start*: features "
+    "and subspace of the reference model. *End*: features of the trained student, the same subspace, which "
+    "is what EAGC uses. *Refitted*: a subspace of the trained student's own labelled features."
 )
 _EVERY_RUN = (
     "All in percent at the last epoch, by seed; a dash for a run without a finished epoch. "
@@ -102,6 +110,9 @@ def write_evidence(study: Study) -> Path:
             ]
             curves = accuracy_figure(groups)
         blocks.append(_figure(study.output, f"curves-{cell.key}.svg", curves.svg, curves.caption))
+        energies = [study.late_file(run) for run in planned if (run.cell, run.arm) == (cell, FULL)]
+        if all(file.exists() for file in energies):
+            blocks += [_ENERGIES, _late(energies).markdown()]
     blocks += ["## All runs", _EVERY_RUN, _every_run(study, planned, records).markdown()]
     where = conditions()
     blocks.append(f"Written on {where['date']} on {where['machine']}, commit {where['commit'] or 'unknown'}.")
@@ -213,6 +224,17 @@ def _paired(values: Values) -> Table:
             cells.append(f"{found.paired.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f}), {p}")
         rows.append(Row(cells))
     return Table(["difference to the baseline", *(score.capitalize() for score in SCORES)], rows)
+
+
+def _late(files: Sequence[Path]) -> Table:
+    """Mean and standard deviation over the seeds of what `late_energies` measures."""
+    found = [LateEnergy(**entry) for file in files for entry in json.loads(file.read_text(encoding="utf-8"))]
+    rows = []
+    for energy, stage in dict.fromkeys((one.energy, one.stage) for one in found):
+        own = [one for one in found if (one.energy, one.stage) == (energy, stage)]
+        taus = (plus_minus([getattr(one, name) for one in own], 3) for name in ("tau_known", "tau_novel"))
+        rows.append(Row([energy, stage, plus_minus([one.auc for one in own], 3), *taus]))
+    return Table(["energy", "stage", "AUC", "tau, known", "tau, novel"], rows, headings=2)
 
 
 def _every_run(study: Study, planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> Table:

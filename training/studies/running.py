@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 
 import torch
 
+from eagc_ops.files import atomic_write
+from eagc_ops.training.analysis.late_energies import late_energies
 from eagc_ops.training.analysis.probe import probe
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.frozen_features import frozen_features
@@ -13,7 +16,7 @@ from eagc_ops.training.engine.jobs import unfinished
 from eagc_ops.training.paper.filling import jobs_of, train_jobs
 from eagc_ops.training.report.probe import write_probe
 from eagc_ops.training.studies.evidence import write_evidence
-from eagc_ops.training.studies.study import Cell, Regime, Study, begin_study, study_plan
+from eagc_ops.training.studies.study import FULL, Cell, Regime, Study, begin_study, study_plan
 
 __all__ = ["run_study"]
 
@@ -37,8 +40,20 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
             say(f"After the first run:\n{study_plan(study)}")
             left = left[1:]
         failed += train_jobs(left, at_a_time, say)
+        _late_energies(study, cell)
         write_evidence(study)
     return failed
+
+
+def _late_energies(study: Study, cell: Cell) -> None:
+    """Measure the energies at the end of the runs with EAGC, once."""
+    for run in study.runs():
+        file = study.late_file(run)
+        measured = (run.cell, run.arm) == (cell, FULL) and run.config.warm_start
+        if measured and (run.folder / "result.json").exists() and not file.exists():
+            found = late_energies(run.folder, run.folder.parent / "references")
+            file.parent.mkdir(exist_ok=True)
+            atomic_write(file, json.dumps([energy._asdict() for energy in found], indent=1) + "\n")
 
 
 def _probe(study: Study, regime: Regime) -> None:

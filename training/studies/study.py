@@ -168,7 +168,8 @@ class StudyRun(NamedTuple):
 class Study:
     """A study in the folder `output`.
 
-    It holds `study.json` (what was fixed at the beginning), `runs/`, `trunk/`, `features/`, `probes/`, and
+    It holds `study.json` (what was fixed at the beginning), `runs/`, `trunk/`, `features/`, `probes/`,
+    `energies/` (of finished runs), and
     `evidence.md` with its `figures/`, and the numbers of all runs in `evidence.csv`.
     """
 
@@ -197,6 +198,9 @@ class Study:
 
     def probe_file(self, regime: Regime) -> Path:
         return self.output / "probes" / regime.key / "probe.json"
+
+    def late_file(self, run: StudyRun) -> Path:
+        return self.output / "energies" / f"{run.folder.name}.json"
 
     def runs(self) -> list[StudyRun]:
         """All runs, cell by cell. The arms of a seed stand together: the first pairs come early."""

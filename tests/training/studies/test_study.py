@@ -121,6 +121,11 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
         assert (line["eep_share"] == "") == (line["arm"] == "baseline")
         assert (line["arm"] in ("AGA", "baseline")) == (float(line["eep_share"] or 0) == 0)
         assert line["arm"] not in ("EEP", "baseline") or float(line["aga_share"] or 0) == 0
+    measured = [json.loads(file.read_text()) for file in sorted((study.output / "energies").iterdir())]
+    assert len(measured) == 2  # the seeds of EAGC
+    mean = sum(one[4]["auc"] for one in measured) / 2
+    assert (measured[0][4]["energy"], measured[0][4]["stage"]) == ("whitened", "end")
+    assert f"| whitened | end | {mean:.3f} ± " in text
     for figure in ("differences.svg", "curves-3of5-paper.svg"):
         assert f"(figures/{figure})" in text
         assert (study.output / "figures" / figure).read_text().startswith("<svg")

@@ -193,6 +193,7 @@ AT_ONCE = [
     ("train --method sptnet --pad-width 8", "--pad-width must be < 8, half the image size, got 8"),
     ("train --method sptnet --phase-batches 15", "--phase-batches must be <= 14, the batches of an epoch"),
     ("table main --dataset digits --backbone x", "--backbone x is for overhead only"),
+    ("table hyper --dataset digits --null", "--null: the table hyper has no null runs; leave it out"),
     ("table main", "--dataset is missing: the paper has cub"),
     ("table overhead --seeds 2", "--seeds is for training, but overhead is measured"),
     ("report run --device cpu", "--device is for --pictures"),

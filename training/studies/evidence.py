@@ -17,7 +17,7 @@ from eagc_ops.training.report.figures import accuracy_figure
 from eagc_ops.training.report.measures import measures, plus_minus
 from eagc_ops.training.report.probe import probe_of
 from eagc_ops.training.report.runs import RunGroup, RunRecord, read_run
-from eagc_ops.training.scores import SCORES, scores_text
+from eagc_ops.training.scores import EPOCHS, SCORES, scores_text
 from eagc_ops.training.studies.study import (
     ARMS,
     BASELINE,
@@ -37,7 +37,7 @@ COLUMNS = {  # measure: heading, digits
     "all": ("All", 1),
     "old": ("Old", 1),
     "new": ("New", 1),
-    "best_all": ("All, best epoch", 1),
+    "best_all": (f"All, {EPOCHS['best']}", 1),
     "gdc_clean": ("GDC clean", 3),
     "gdc_release": ("GDC release", 3),
     "soc_release": ("SOC", 3),
@@ -140,7 +140,7 @@ def _summary(study: Study, compared: Mapping[Cell, Comparison], adjusted: Mappin
     rows = []
     for cell in study.cells:
         regime = cell.regime
-        found = probe_of([study.probe_file(regime).parent])
+        found = probe_of([study.probe_folder(regime)])
         cells = [str(regime.known), str(regime.classes), cell.recipe, str(regime.seeds)]
         cells.append("-" if found is None else f"{found.best.at_all.auc:.2f}")
         if cell in compared:

@@ -153,8 +153,8 @@ class Study:
         regimes = [[regime.known, regime.classes, regime.seeds] for regime in self.regimes]
         return {"regimes": regimes, "recipes": list(self.recipes), "settings": dict(self.settings)}
 
-    def probe_file(self, regime: Regime) -> Path:
-        return self.output / "probes" / regime.key / "probe.json"
+    def probe_folder(self, regime: Regime) -> Path:
+        return self.output / "probes" / regime.key
 
     def runs(self) -> list[StudyRun]:
         """All runs, regime by regime. The arms of a seed stand together: the first pairs come early."""

@@ -47,11 +47,9 @@ def main(argv: list[str]) -> int:
             print(f"{EPOCHS[which]} ({result[which]['epoch'] + 1}): {scores_text(result[which])}")
         if start := result.get("best_start"):
             print(
-                f"best start of an epoch ({start['epoch'] + 1}): {scores_text(start)}    (as the released "
+                f"{EPOCHS['best_start']} ({start['epoch'] + 1}): {scores_text(start)}    (as the released "
                 "code measures: augmented views, one restart of k-means; above: test views, end of an epoch)"
             )
-        for warning in result["warnings"]:
-            print(f"warning: {warning}")
         print(f"run: {run}    (eagc evaluate {run}; eagc report {run} -o out)")
     return 0
 
@@ -92,6 +90,8 @@ def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
     if (result := folder.result()) is not None:
         if is_main_process():
             print(f"{run} is complete: there is nothing left to train")
+            for warning in result["warnings"]:  # a run that trains now says them itself
+                print(f"warning: {warning}")
         return result
     check_run(config)
 

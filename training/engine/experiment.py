@@ -75,6 +75,7 @@ class Experiment:
             skip_unreadable=config.skip_unreadable,
             glyphs=config.glyphs,
             flip=config.flip,
+            channels=config.channels,
         )
         encoder = encoder_of(
             config,
@@ -126,7 +127,7 @@ class Experiment:
             return
         store = Path(store)
         # The reference model: train E on D_L with L_cls to obtain E_r
-        key = reference_key(encoder, config, self.facts.split_hash, self.facts.inputs)
+        key = reference_key(encoder, config, self.data, self.facts.inputs)
         tail = stored(store, key, self._make_reference)
         self.reference_cross_entropy = tail.pop("cross_entropy").item()
         self.reference_tail = None if config.diagnose is None else tail

@@ -162,6 +162,7 @@ class Order(NamedTuple):
     image_size: int | None = None  # None: the data set's own
     epochs: int = EPOCHS
     half: bool = False  # store half precision
+    channels: int | None = None  # None: the data set's own
 
 
 def new_encoder(file: Path, order: Order) -> dict[str, Any]:
@@ -173,14 +174,15 @@ def new_encoder(file: Path, order: Order) -> dict[str, Any]:
     check_labels(order.dataset, order.labels)
     spec = SPECS[order.dataset]
     size = spec.image_size if order.image_size is None else order.image_size
-    transform = TRANSFORMS[spec.transforms](size, spec.flip)[1]
-    images = read_images(order.dataset, order.root)
+    images = read_images(order.dataset, order.root, channels=order.channels)
+    _check_images(images, order)
+    transform = TRANSFORMS[spec.transforms](size, spec.flip, images.channels)[1]
     tests = {f"{len(set(images.targets.tolist()))} classes": images}
     if order.dataset == "glyphs":
         every = Glyphs(classes=CLASSES)
         tests[f"{CLASSES} classes"] = read_images("glyphs", None, glyphs=every)
         images = _other_glyphs() if order.labels else images
-    pixels = _pixels(images, transform, spec.channels, size)
+    pixels = _pixels(images, transform, size)
     started = time.process_time()
     label = torch.from_numpy(images.targets) if order.labels else None
     vit = pretrain(pixels, order.epochs, order.backbone, label)
@@ -198,8 +200,9 @@ def new_encoder(file: Path, order: Order) -> dict[str, Any]:
     vit.float()  # what is measured is what is stored
     record["neighbours"] = NEIGHBOURS
     record["k-NN"] = {
-        name: _quality(vit, _pixels(test, transform, spec.channels, size), torch.from_numpy(test.targets))
+        name: _quality(vit, _pixels(test, transform, size), torch.from_numpy(test.targets))
         for name, test in tests.items()
+        if test.targets.max() > 0  # one class cannot be mistaken
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     save_checkpoint(file, tensors, {"pretraining": record})
@@ -217,10 +220,24 @@ def _other_glyphs() -> Images:
     return Images(drawn.reshape(-1, *drawn.shape[2:]), targets, tuple(characters))
 
 
-def _pixels(images: Images, transform: Callable[[Image.Image], Tensor], channels: int, size: int) -> Tensor:
+def _check_images(images: Images, order: Order) -> None:
+    classes = len(set(images.targets.tolist()))
+    if len(images) <= NEIGHBOURS:
+        raise ConfigError(
+            f"root {order.root} has {len(images)} images: {NEIGHBOURS + 1} are needed at least, and some "
+            "hundreds for a useful encoder"
+        )
+    if order.labels and classes < 2:
+        raise ConfigError(
+            f"root {order.root} has one class, whose labels tell nothing apart: pretrain without labels, or "
+            "on a folder of more classes"
+        )
+
+
+def _pixels(images: Images, transform: Callable[[Image.Image], Tensor], size: int) -> Tensor:
     """All images under the test transform, (N, C, S, S) in memory: these are encoders for small images."""
     need, free = (
-        4 * len(images) * channels * size**2,
+        4 * len(images) * images.channels * size**2,
         os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     )
     if need > free // 2:
@@ -266,7 +283,8 @@ def pretrain(
         optimizer = torch.optim.AdamW(
             objective.parameters(), settings["lr"], weight_decay=settings["weight_decay"]
         )
-        size, steps = settings["batch_size"], len(pixels) // settings["batch_size"]
+        size = min(settings["batch_size"], len(pixels))
+        steps = len(pixels) // size
         for step in (bar := tqdm(range(epochs * steps), "pretraining", unit="step", mininterval=1)):
             if step % steps == 0:
                 order = torch.randperm(len(pixels))

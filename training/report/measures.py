@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from eagc_ops.training.analysis.diagnosis import MEASURES
 from eagc_ops.training.report.runs import RunGroup, RunRecord
-from eagc_ops.training.scores import SCORES
+from eagc_ops.training.scores import EPOCHS, SCORES
 
-BEST = "best epoch, chosen with the truth"
+BEST, BEST_START = EPOCHS["best"], EPOCHS["best_start"]
 START_MEASURE = (
     "The released code of SelEx + EAGC reports the accuracy at the start of an epoch: of the clusters with "
     "which the epoch trains, from one augmented view and one restart of k-means, at the best of all epochs, "

@@ -24,7 +24,7 @@ from eagc_ops.training.report.figures import accuracy_figure
 from eagc_ops.training.report.measures import measures, plus_minus
 from eagc_ops.training.report.probe import probe_of
 from eagc_ops.training.report.runs import RunGroup, RunRecord, read_run
-from eagc_ops.training.scores import SCORES
+from eagc_ops.training.scores import EPOCHS, SCORES
 from eagc_ops.training.studies.study import (
     BASELINE,
     FULL,
@@ -43,7 +43,7 @@ COLUMNS = {  # measure: heading, digits
     "all": ("All", 1),
     "old": ("Old", 1),
     "new": ("New", 1),
-    "best_all": ("All, best epoch", 1),
+    "best_all": (f"All, {EPOCHS['best']}", 1),
     "gdc_clean": ("GDC clean", 3),
     "gdc_release": ("GDC release", 3),
     "soc_release": ("SOC", 3),
@@ -182,7 +182,7 @@ def _answer(study: Study, found: Found, adjusted: Mapping[tuple[Cell, str], floa
     rows, decided = [], []
     for (cell, arm), comparison in found.items():
         regime = cell.regime
-        probe = probe_of([study.probe_file(regime).parent])
+        probe = probe_of([study.probe_folder(regime)])
         cells = [arm, cell.method, str(regime.known), str(regime.classes), cell.recipe, str(regime.seeds)]
         cells.append("-" if probe is None else f"{probe.best.at_all.auc:.2f}")
         if comparison is None:

@@ -9,14 +9,11 @@ import torch
 
 from eagc_ops.files import atomic_write
 from eagc_ops.training.analysis.late_energies import late_energies
-from eagc_ops.training.analysis.probe import probe
-from eagc_ops.training.engine.experiment import Experiment
-from eagc_ops.training.engine.frozen_features import frozen_features
 from eagc_ops.training.engine.jobs import unfinished
 from eagc_ops.training.paper.filling import jobs_of, train_jobs
-from eagc_ops.training.report.probe import write_probe
 from eagc_ops.training.studies.evidence import write_evidence
-from eagc_ops.training.studies.study import FULL, Cell, Regime, Study, begin_study, study_plan
+from eagc_ops.training.studies.probing import probe_once
+from eagc_ops.training.studies.study import FULL, Cell, Study, begin_study, study_plan
 
 __all__ = ["run_study"]
 
@@ -34,7 +31,8 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
         jobs = jobs_of([run for run in study.runs() if run.cell == cell])
         left = unfinished(jobs)
         say(f"{cell}: {len(jobs)} runs, {len(jobs) - len(left)} of them finished before")
-        _probe(study, cell.regime)
+        config = next(run.config for run in study.runs() if run.cell == cell)
+        probe_once(study.probe_folder(cell.regime), config, study.output / "features")
         if left and not any(run.folder.joinpath("result.json").exists() for run in study.runs()):
             failed += train_jobs(left[:1], 1, say)
             say(f"After the first run:\n{study_plan(study)}")
@@ -54,12 +52,3 @@ def _late_energies(study: Study, cell: Cell) -> None:
             found = late_energies(run.folder, run.folder.parent / "references")
             file.parent.mkdir(exist_ok=True)
             atomic_write(file, json.dumps([energy._asdict() for energy in found], indent=1) + "\n")
-
-
-def _probe(study: Study, regime: Regime) -> None:
-    """Probe the labelled images of a regime, before its runs."""
-    file = study.probe_file(regime)
-    if not file.exists():
-        config = next(run.config for run in study.runs() if run.cell.regime == regime)
-        features, label = frozen_features(Experiment(config), study.output / "features")
-        write_probe(file, probe(features, label, seed=config.seed))

@@ -196,8 +196,8 @@ class Study:
             "settings": dict(self.settings),
         }
 
-    def probe_file(self, regime: Regime) -> Path:
-        return self.output / "probes" / regime.key / "probe.json"
+    def probe_folder(self, regime: Regime) -> Path:
+        return self.output / "probes" / regime.key
 
     def late_file(self, run: StudyRun) -> Path:
         return self.output / "energies" / f"{run.folder.name}.json"

@@ -128,8 +128,10 @@ def test_a_run_that_was_interrupted_goes_on(data, trained, tmp_path, capsys, mon
     a, b = (load_checkpoint(path / "last.safetensors")[0] for path in (trained, run))
     assert all(torch.equal(a[name], b[name]) for name in a)
     capsys.readouterr()
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({**result, "warnings": ["of little use"]}))
     assert main(["train", "--resume", str(run)]) == 0
-    assert "is complete" in capsys.readouterr().out
+    assert "is complete: there is nothing left to train\nwarning: of little use\n" in capsys.readouterr().out
     assert main(["train", "--resume", str(run), "--seed", "8"]) == 2
     out, err = capsys.readouterr()
     assert out == ""  # an error comes alone
@@ -149,7 +151,8 @@ def test_the_accuracy_that_the_release_reports_has_a_line_of_its_own(monkeypatch
     chosen = "best epoch, chosen with the truth (8)"
     assert [line.split(":")[0] for line in lines[0][2:]] == [chosen, "last epoch (8)", "run"]
     (added,) = set(lines[1]) - set(lines[0])
-    assert added.startswith("best start of an epoch (4): All 75.00%  Old 25.00%  New -    (as the released")
+    start = "best start of an epoch, chosen with the truth"
+    assert added.startswith(f"{start} (4): All 75.00%  Old 25.00%  New -    (as the released")
 
 
 def test_the_default_folder_names_the_run(data, tmp_path, monkeypatch, capsys):

@@ -81,7 +81,7 @@ def _train(config: Config, run: Path, own_encoder: bool) -> dict[str, Any]:
 
     say = print if is_main_process() else lambda _: None
     say(header(config, run, device_of(config)))
-    return runs.train(with_encoder(config, run.parent, say) if own_encoder else config, run)
+    return runs.train(with_encoder(config, run.parent, say) if own_encoder else config, run, say=say)
 
 
 def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -98,9 +98,9 @@ def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
     from eagc_ops.training import runs
     from eagc_ops.training.engine.experiment import device_of
 
-    if is_main_process():
-        print(f"resumed: {header(config, run, device_of(config))}")
-    return runs.resume(run, **settings)
+    say = print if is_main_process() else lambda _: None
+    say(f"resumed: {header(config, run, device_of(config))}")
+    return runs.resume(run, say=say, **settings)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from eagc_ops import environment
 from eagc_ops.files import atomic_write, remove_partials
-from eagc_ops.locks import lock
+from eagc_ops.locks import lock, tidy
 from eagc_ops.training.config import SPECS, Config, ConfigError, Glyphs
 from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.data import GCDData, Images, open_data, read_images
@@ -126,10 +126,12 @@ def encoder_file(folder: Path, dataset: str, image_size: int | None = None) -> P
 def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEncoder:
     """The encoder in `file`; without that file it is pretrained on all images of `data` and evaluated."""
     key = {**PRETRAINING, "epochs": epochs, "images": [len(data.merged), data.channels, data.image_size]}
-    seconds = None
-    if not file.exists():
+    seconds, held = None, file.with_name(f"{file.name}.lock")
+    if file.exists():
+        tidy(held)
+    else:
         # Of several processes one makes it, and the others wait.
-        with lock(file.with_name(f"{file.name}.lock"), file, wait=True):
+        with lock(held, file, wait=True):
             remove_partials(file.parent, file.name)
             if not file.exists():
                 seconds = _make(file, data, epochs, key)

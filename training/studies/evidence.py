@@ -93,7 +93,7 @@ def write_evidence(study: Study) -> Path:
         for arm in cell.tested
     }
     study.output.mkdir(parents=True, exist_ok=True)
-    blocks = ["# When does EAGC help?", *_answer(study, found, _corrected(found))]
+    blocks = ["# When does EAGC help?", *_answer(study, complete, found)]
     if complete:
         with drawing.style():
             figure = _differences_figure(complete)
@@ -175,10 +175,11 @@ def _can_decide(cell: Cell) -> bool:
     return smallest_p(cell.regime.seeds) < LEVEL
 
 
-def _answer(study: Study, found: Found, adjusted: Mapping[tuple[Cell, str], float]) -> list[str]:
+def _answer(study: Study, complete: Mapping[Cell, Values], found: Found) -> list[str]:
     """The result in words, and a row for every planned comparison."""
+    adjusted = _corrected(found)
     header = ["arm", "method", "known", "of", "recipe", "seeds", "probe's AUC", "All - baseline"]
-    header += ["bootstrap 95 %", "noise floor", "p", "p, corrected", "decision"]
+    header += ["bootstrap 95 %", "noise floor", "p", "p, corrected", "decision", "Old, New - baseline"]
     rows, decided = [], []
     for (cell, arm), comparison in found.items():
         regime = cell.regime
@@ -186,20 +187,22 @@ def _answer(study: Study, found: Found, adjusted: Mapping[tuple[Cell, str], floa
         cells = [arm, cell.method, str(regime.known), str(regime.classes), cell.recipe, str(regime.seeds)]
         cells.append("-" if probe is None else f"{probe.best.at_all.auc:.2f}")
         if comparison is None:
-            cells += ["-"] * 5 + ["not complete"]
+            cells += ["-"] * 5 + ["not complete", "-"]
         else:
             p = adjusted.get((cell, arm), NAN)
             decided.append(decision(comparison, p))
             cells += [f"{comparison.paired.mean:+.2f}", f"{comparison.low:+.2f} to {comparison.high:+.2f}"]
             cells += [f"{comparison.floor:.2f}", f"{comparison.paired.p:.3f}"]
-            cells += ["-" if math.isnan(p) else f"{p:.3f}", decided[-1]]
+            beside = [f"{compare(complete[cell], arm, score).paired.mean:+.2f}" for score in ("old", "new")]
+            cells += ["-" if math.isnan(p) else f"{p:.3f}", decided[-1], ", ".join(beside)]
         rows.append(Row(cells))
     counted = [f"{word} ({decided.count(word)})" for word in dict.fromkeys(decided)]
     return [
         f"{len(decided)} of {len(found)} planned comparisons are complete"
         + (f": {', '.join(counted)}." if counted else "."),
         Table(header, rows, headings=5).markdown(),
-        "Differences are in points of accuracy on all unlabelled images, at the last epoch. The correction "
+        "Differences are in points of accuracy at the last epoch: All on all unlabelled images, which "
+        "decides, Old and New on those of known and of novel classes. The correction "
         f"counts the {len(adjusted)} planned comparisons that can decide. The probe's AUC is that of its "
         "best conceptor, from labelled images alone, before the runs.",
     ]
@@ -265,7 +268,7 @@ def _csv(planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> str:
     for run in planned:
         record, cell = records.get(run.folder), run.cell
         values = {} if record is None else measures(record)
-        numbers = ["" if math.isnan(x := values.get(name, NAN)) else f"{x:.6g}" for name in COLUMNS]
+        numbers = ["" if math.isnan(x := values.get(name, NAN)) else f"{x:.10g}" for name in COLUMNS]
         finished = record is not None and record.result is not None
         problem = [cell.regime.known, cell.regime.classes, cell.recipe, cell.method]
         lines.writerow([run.folder.name, *problem, run.arm, run.seed, "yes" if finished else "no", *numbers])

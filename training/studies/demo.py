@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 from eagc_ops.table import Row, Table
+from eagc_ops.training.analysis.late_energies import LateEnergy, late_energies
 from eagc_ops.training.analysis.paired import Paired, paired_difference
 from eagc_ops.training.analysis.probe import Probe, Separation
 from eagc_ops.training.analysis.probe import verdict as verdict_of_probe
@@ -36,7 +37,7 @@ from eagc_ops.training.report.probe import PROBE_FILE, write_probe
 from eagc_ops.training.report.runs import read_run
 from eagc_ops.training.runs import run_job
 from eagc_ops.training.scores import EPOCHS, scores_text
-from eagc_ops.training.studies.probing import probe_once, separation_after
+from eagc_ops.training.studies.probing import probe_once
 
 BASELINE, FLOOR, FULL = "baseline", "null", "eagc"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -105,8 +106,9 @@ def run_demo(home: Path, *, seeds: int, epochs: int, at_a_time: int, fresh: bool
         measured.setdefault(variant, {})[seed] = measures(record)
     say(f"\n{summary(measured)}")
     say(f"\n{verdict(measured)}")
-    after = separation_after(folders[FULL, 0])
-    say(probe_beside(found.conceptor(aperture).at_all, after))
+    late = late_energies(folders[FULL, 0], home / "runs" / "references")
+    (after,) = (energy for energy in late if (energy.energy, energy.stage) == ("conceptor", "end"))
+    say(probe_beside(found, aperture, after, measured))
     if warned := sum(bool(record.result["warnings"]) for record in records.values()):
         say(f"\n{warned} of {len(records)} runs have warnings, which the report lists")
     write_probe(folders[FULL, 0] / PROBE_FILE, found)  # reports of this run show it
@@ -177,8 +179,8 @@ def verdict(measured: Measured) -> str:
         if variant not in (BASELINE, FLOOR):
             lines.append(f"  {_effect(variant, difference(measured, variant, 'all'), floor)}")
     lines += [
-        f"  {seeds} seeds of 60 drawn characters with a small encoder: whatever is shown here holds for this "
-        "problem.",
+        f"  {seeds} seed{'s' * (seeds > 1)} of 60 drawn characters with a small encoder: whatever is shown "
+        "here holds for this problem.",
         "  All variants start from the reference model: the effect of that start is in the baseline too.",
     ]
     return "\n".join(lines)
@@ -189,30 +191,38 @@ def probe_lines(found: Probe, aperture: float) -> str:
     at = found.conceptor(aperture).at_all
     return (
         f"Probe of the {found.images} labelled images, before any training: {verdict_of_probe(at)}\n"
-        f"   at aperture {aperture:g}: {_taus_and_shares(at)}; AGA's term is {found.aga:.0%} of the "
-        "labelled one"
+        f"   at aperture {aperture:g}: {_predicted(at, found.aga)}"
     )
 
 
-def probe_beside(before: Separation, after: Separation) -> str:
+def probe_beside(found: Probe, aperture: float, after: LateEnergy, measured: Measured) -> str:
     """What the probe said, beside what training showed."""
+    at = found.conceptor(aperture).at_all
+    eep, aga = (
+        plus_minus((100 * values[name] for values in measured[FULL].values()), 1)
+        for name in ("eep_share", "aga_share")
+    )
     return (
-        f"  The probe said, from labelled images alone: AUC {before.auc:.2f}, {_taus_and_shares(before)}.\n"
-        f"  After training, by the true characters: AUC {after.auc:.2f}, {_taus_and_shares(after)}\n"
-        f"  (last epoch of ({FULL}), seed 0). An operator that acts need not raise the accuracy: the lines "
-        "above say whether it did."
+        f"  The probe said, from labelled images alone: AUC {at.auc:.2f}, {_predicted(at, found.aga)}.\n"
+        f"  Training showed, by the true characters: AUC {after.auc:.2f}, mean tau {after.tau_known:.2f} "
+        f"known, {after.tau_novel:.2f} novel at the end of ({FULL}), seed 0;\n"
+        f"  in the runs of ({FULL}) EEP removed {eep}% of the unlabelled gradients, and AGA's term was "
+        f"{aga}% of the labelled ones.\n"
+        "  An operator that acts need not raise the accuracy: the lines above say whether it did."
     )
 
 
-def _taus_and_shares(found: Separation) -> str:
+def _predicted(at: Separation, aga: float) -> str:
     return (
-        f"mean tau {found.tau_known:.2f} known, {found.tau_novel:.2f} novel; EEP removes "
-        f"{found.eep_known:.1%} and {found.eep_novel:.1%} of their gradients"
+        f"mean tau {at.tau_known:.2f} known, {at.tau_novel:.2f} novel; EEP removes {at.eep_known:.1%} and "
+        f"{at.eep_novel:.1%} of their gradients, AGA's term is {aga:.0%} of the labelled ones"
     )
 
 
 def _effect(variant: str, paired: Paired, floor: float) -> str:
     name = VARIANTS[variant][0].removeprefix("+ ")
+    if paired.n == 1:
+        return f"{name}: no effect is shown. All {paired.mean:+.1f} points: one seed has no interval."
     change = f"All {paired.mean:+.1f} points, 95% interval {paired.low:+.1f} to {paired.high:+.1f}"
     if paired.clear and abs(paired.mean) > floor:
         return f"{name} {'helps' if paired.mean > 0 else 'harms'}: {change}, beyond the noise floor."
@@ -238,7 +248,7 @@ def _prepare_references(home: Path, configs: list[Config], say: Say) -> str:
         experiment.prepare(home / "runs" / "references")
         losses.append(f"{experiment.reference_cross_entropy:.3f}")
     say(
-        f"2. Reference models of {len(configs)} seeds: cross-entropy {', '.join(losses)}; conceptors with "
+        f"2. Reference models, one for each seed: cross-entropy {', '.join(losses)}; conceptors with "
         f"aperture {configs[0].aperture}"
     )
     return experiment.facts.trunk

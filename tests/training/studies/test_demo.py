@@ -11,7 +11,8 @@ from sklearn.metrics import roc_auc_score
 
 from eagc_ops import Subspace
 from eagc_ops.training import runs
-from eagc_ops.training.analysis.probe import Separation, from_json
+from eagc_ops.training.analysis.late_energies import LateEnergy
+from eagc_ops.training.analysis.probe import from_json, probe
 from eagc_ops.training.commands.demo import main
 from eagc_ops.training.config import Glyphs
 from eagc_ops.training.data import open_data
@@ -65,6 +66,9 @@ def test_the_verdict_weighs_a_difference_against_interval_and_noise_floor():
     assert "AGA: no effect is shown." in said["AGA"] and "the interval has 0 in it" in said["AGA"]
     # EEP's interval is clear of 0, but the difference is smaller than what rounding does.
     assert "EEP: no effect is shown." in said["EEP"] and "not more than rounding does" in said["EEP"]
+    single = verdict({variant: {0: of[0]} for variant, of in records().items()})
+    assert "EAGC: no effect is shown. All +3.0 points: one seed has no interval." in single
+    assert "nan" not in single and "  1 seed of 60" in single
     harmful = verdict(records(eagc=[60.0, 62.1, 61.0]))
     assert "EAGC harms: All -10.0 points" in harmful
     loud = verdict(records(null=[80.0, 72.0, 71.0]))
@@ -138,14 +142,18 @@ def check_the_probe(home, out):
 
 
 def test_the_probe_stands_beside_what_training_showed():
-    before, after = Separation(0.98, 0.04, 0.21, 0.02, 0.11), Separation(0.7, 0.1, 0.3, 0.05, 0.5)
-    said, shown, _ = probe_beside(before, after).splitlines()
-    assert said.endswith(
-        "AUC 0.98, mean tau 0.04 known, 0.21 novel; EEP removes 2.0% and 11.0% of their gradients."
+    features = torch.randn(60, 16, generator=torch.Generator().manual_seed(0))
+    found = probe(features, torch.arange(6).repeat_interleave(10), choices=2)
+    at, after = found.conceptor(2.0).at_all, LateEnergy("conceptor", "end", 0.7, 0.1, 0.3)
+    shares = {0: {"eep_share": 0.02, "aga_share": 0.1}, 1: {"eep_share": 0.04, "aga_share": 0.3}}
+    said, shown, removed, _ = probe_beside(found, 2.0, after, {"eagc": shares}).splitlines()
+    assert f"AUC {at.auc:.2f}, mean tau {at.tau_known:.2f} known, {at.tau_novel:.2f} novel" in said
+    assert (
+        f"EEP removes {at.eep_known:.1%} and {at.eep_novel:.1%} of" in said
+        and f"is {found.aga:.0%} of" in said
     )
-    assert shown.endswith(
-        "AUC 0.70, mean tau 0.10 known, 0.30 novel; EEP removes 5.0% and 50.0% of their gradients"
-    )
+    assert "AUC 0.70, mean tau 0.10 known, 0.30 novel at the end" in shown
+    assert "EEP removed 3.0 ± 1.4% of" in removed and "AGA's term was 20.0 ± 14.1% of" in removed
 
 
 @pytest.mark.parametrize("variant", ["aga", "eep", "eagc", "null", "baseline"])

@@ -348,7 +348,7 @@ def test_a_fingerprint_decides_whether_a_reference_is_used_again(data, tmp_path,
 
     # The name of a file counts for nothing: content under a wrong name is refused
     built = Experiment(config)
-    key = reference_key(built.student.encoder, config, built.data.split_hash, built.batches.identity)
+    key = reference_key(built.student.encoder, config, built.data, built.batches.identity)
     right = tmp_path / "references" / f"reference-1-{fingerprint(key)[:16]}.safetensors"
     other = next(file for file in right.parent.glob("reference*") if file != right)
     shutil.copy(other, right)

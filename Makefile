@@ -5,6 +5,7 @@ BIN := $(VENV)/bin
 # The environment of `make test-lowest`, and its tests: the operator, and the parts of training in which every package
 # is at work (settings, images, backbones, accuracy, pages, runs of all methods, the demo, the examples).
 LOWEST ?= .venv-lowest
+STUDY ?= runs/study
 LOWEST_TESTS := tests/kernels tests/eagc_ops tests/docs/test_examples.py \
 	$(addprefix tests/training/,config data models analysis report studies engine/test_method_runs.py)
 # One thread per process: small products on busy cores lose more in thread hand-overs than they gain.
@@ -16,7 +17,7 @@ COVERAGE := --cov=eagc_ops --cov-report=term:skip-covered
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install tree test test-quick faults test-lowest gate demo bench suites figures docs types lint format clean
+.PHONY: help install tree test test-quick faults test-lowest gate demo evidence bench suites figures docs types lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -59,6 +60,11 @@ gate: install  ## compile every entry of the launch table for six GPU targets; f
 
 demo: install  ## the main job: SimGCD with and without EAGC on a small data set, end to end
 	$(BIN)/eagc demo
+
+evidence: install  ## what the study in STUDY (runs/study) has shown so far, into docs/
+	mkdir -p docs/figures
+	cp $(STUDY)/evidence.md $(STUDY)/evidence.csv docs/
+	cp $(STUDY)/figures/*.svg docs/figures/
 
 bench: install  ## throughput and overhead tables, pictures: the short form, into out/bench
 	$(BIN)/eagc bench all --quick -o out/bench

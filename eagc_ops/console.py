@@ -62,7 +62,7 @@ def command(name: str, words: Callable[[Exception], str] = str) -> Callable[[Mai
     def decorate(main: Main) -> Main:
         @functools.wraps(main)
         def run(argv: list[str]) -> int:
-            with _plain_warnings():
+            with plain_warnings():
                 try:
                     return main(argv)
                 except KeyboardInterrupt:
@@ -149,6 +149,18 @@ def one_line(message: object) -> str:
     return " ".join(str(message).split())
 
 
+@contextlib.contextmanager
+def plain_warnings(of: str = "") -> Iterator[None]:
+    """Print every warning in one line, with the name of what it is about, if there is one."""
+
+    def show(message: Warning | str, *_: Any, **__: Any) -> None:
+        print(f"warning: {of and f'{of}: '}{one_line(message)}", file=sys.stderr, flush=True)
+
+    with warnings.catch_warnings():
+        warnings.showwarning = show
+        yield
+
+
 def is_for_the_user(error: BaseException) -> bool:
     """Whether the message was written for the user; any other error is a bug, and its traceback must be seen.
 
@@ -167,13 +179,3 @@ def is_for_the_user(error: BaseException) -> bool:
 def _fail(name: str, message: object, code: int) -> int:
     print(f"{name}: {one_line(message)}", file=sys.stderr)
     return code
-
-
-@contextlib.contextmanager
-def _plain_warnings() -> Iterator[None]:
-    def show(message: Warning | str, *_: Any, **__: Any) -> None:
-        print(f"warning: {one_line(message)}", file=sys.stderr)
-
-    with warnings.catch_warnings():
-        warnings.showwarning = show
-        yield

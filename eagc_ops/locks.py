@@ -19,6 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # answers of file systems without locks
+_ATTEMPTS = 100  # to make a folder that others remove at the same time; below /proc nobody can make one
 # POSIX locks belong to a process, not to its children, and closing any descriptor of the file drops them: a
 # process must not open the file twice.
 _held: set[Path] = set()
@@ -64,15 +65,7 @@ def tidy(file: Path) -> None:
 
 def _take(file: Path, what: object, wait: bool) -> int | None:
     """The descriptor of the locked file; None if the holder before removed the file meanwhile."""
-    try:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
-    except FileNotFoundError:  # the folder was removed after it was made
-        return None
-    except OSError as error:
-        raise OSError(
-            f"{file.parent} cannot be written ({error.strerror}): choose a different folder"
-        ) from error
+    descriptor = _open(file)
     try:
         _lock(descriptor, file, what, wait)
         if not _is(descriptor, file):
@@ -85,6 +78,19 @@ def _take(file: Path, what: object, wait: bool) -> int | None:
         os.ftruncate(descriptor, 0)
         os.pwrite(descriptor, json.dumps(_me()).encode(), 0)
     return descriptor
+
+
+def _open(file: Path) -> int:
+    for _ in range(_ATTEMPTS):
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            return os.open(file, os.O_RDWR | os.O_CREAT, 0o666)
+        except FileNotFoundError as error:  # the holder before removed the folder after it was made here
+            fault: OSError = error
+        except OSError as error:
+            fault = error
+            break
+    raise OSError(f"{file.parent} cannot be written ({fault.strerror}): choose a different folder") from fault
 
 
 def _lock(descriptor: int, file: Path, what: object, wait: bool) -> None:

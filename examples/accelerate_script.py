@@ -10,6 +10,7 @@ them.
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # DDP imports it later, and then its default arguments would keep the group
 from accelerate import Accelerator
 from torch import nn
 from torch.nn import functional as F
@@ -32,8 +33,7 @@ class Student(nn.Module):
         return self.head(z), token
 
 
-def main():
-    accelerator = Accelerator(gradient_accumulation_steps=2)
+def train(accelerator):
     torch.manual_seed(0)
     label = torch.arange(1000) % CLASSES
     images = 2 * torch.randn(CLASSES, INPUT)[label] + torch.randn(1000, INPUT)
@@ -64,4 +64,7 @@ def main():
 
 
 if __name__ == "__main__":
-    main()
+    accelerator = Accelerator(gradient_accumulation_steps=2)
+    train(accelerator)  # what holds the group, the student, is gone when it returns
+    accelerator.free_memory()  # the accelerator holds it too
+    accelerator.end_training()  # so this ends its threads; torch 2.11 may abort if they outlive Python

@@ -12,6 +12,7 @@ import copy
 
 import torch
 import torch.distributed as dist
+import torch.distributed.nn  # DDP imports it later, and then its default arguments would keep the group
 from torch import nn
 from torch.nn import functional as F
 from torch.nn.parallel import DistributedDataParallel
@@ -42,8 +43,7 @@ def step(student, reference, images, label, mask):
     return loss.detach()
 
 
-def main():
-    dist.init_process_group("gloo")
+def train():
     rank, world = dist.get_rank(), dist.get_world_size()
     torch.manual_seed(0)  # the same weights and data on every rank
     encoder, reference, head = nn.Linear(INPUT, DIM), nn.Linear(INPUT, DIM), nn.Linear(DIM, CLASSES)
@@ -52,8 +52,8 @@ def main():
     mask = torch.arange(ROWS) < ROWS // 3  # rank 0 has most of the labelled rows
     mine = slice(rank * ROWS // world, (rank + 1) * ROWS // world)
 
-    labelled_features = reference(images[mask])[rank::world]  # every rank gives its share
-    subspace = Subspace.conceptor(labelled_features, process_group=dist.group.WORLD)
+    share = reference(images[mask])[rank::world]  # every rank gives its share
+    subspace = Subspace.conceptor(share, process_group=dist.group.WORLD)
     eagc = EAGC(subspace, process_group=dist.group.WORLD)
     alone = Student(copy.deepcopy(encoder), copy.deepcopy(head), EAGC(subspace))
     student = DistributedDataParallel(Student(encoder, head, eagc))
@@ -62,18 +62,18 @@ def main():
     step(alone, reference, images, label, mask)
     difference = (encoder.weight.grad - alone.encoder.weight.grad).norm() / alone.encoder.weight.grad.norm()
     optimizer = torch.optim.SGD(student.parameters(), lr=0.5)
-    losses = []
-    for _ in range(20):
+    losses = torch.empty(20)
+    for i in range(len(losses)):
         optimizer.zero_grad()
-        losses.append(step(student, reference, images[mine], label[mine], mask[mine]))
+        losses[i] = step(student, reference, images[mine], label[mine], mask[mine])
         optimizer.step()
-    losses = torch.stack(losses)
     dist.all_reduce(losses, op=dist.ReduceOp.SUM)
     if rank == 0:
         print(f"gradient of {world} processes against one: {difference:.1e}")
         print(f"loss: {losses[0] / world:.3f} -> {losses[-1] / world:.3f}")
-    dist.destroy_process_group()
 
 
 if __name__ == "__main__":
-    main()
+    dist.init_process_group("gloo")
+    train()  # what holds the group, the models, is gone when it returns
+    dist.destroy_process_group()  # so this ends its threads; torch 2.11 may abort if they outlive Python

@@ -9,7 +9,7 @@ Accuracy(all=..., old=..., new=...)
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +32,15 @@ from eagc_ops.training.models.features import pretrained_features
 __all__ = ["evaluate", "resume", "run_job", "train", "trained"]
 
 
-def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()) -> dict[str, Any]:
+def train(
+    config: Config,
+    output: str | Path,
+    callbacks: Sequence[Callback] = (),
+    *,
+    say: Callable[[str], object] | None = None,
+) -> dict[str, Any]:
     """Train a new run in the folder `output`; reference models are kept in `references` beside it, resized
-    pixels in `pixels` (setting `pixel_cache`).
+    pixels in `pixels` (setting `pixel_cache`). `say` is told what the data set leaves out, and similar notes.
 
     Returns the content of result.json: {"headline": "last" | "best", "last": {"epoch", "all", "old", "new"},
     "best": {...}, "warnings": [...], "reference_cross_entropy": float | None}, and "best_start": {...} if the
@@ -50,13 +56,20 @@ def train(config: Config, output: str | Path, callbacks: Sequence[Callback] = ()
         facts = experiment.facts.replace(k_estimate=estimate, start=start and start.record)
         experiment.accelerator.wait_for_everyone()  # every process must see an empty folder before one writes
         folder = RunFolder.create(output, config, facts, experiment.main)
-        return _fit(experiment, folder, callbacks)
+        return _fit(experiment, folder, callbacks, say)
 
 
-def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: Any) -> dict[str, Any]:
+def resume(
+    output: str | Path,
+    callbacks: Sequence[Callback] = (),
+    *,
+    say: Callable[[str], object] | None = None,
+    **changes: Any,
+) -> dict[str, Any]:
     """Continue a run from its last checkpoint, or from the start if it has none yet.
 
-    `changes` may only touch settings of the machine. A complete run returns its result at once.
+    `changes` may only touch settings of the machine. A complete run returns its result at once. `say`: as for
+    `train`.
     """
     folder = RunFolder.open(output)
     config = changed(folder.config, changes)
@@ -67,7 +80,7 @@ def resume(output: str | Path, callbacks: Sequence[Callback] = (), **changes: An
         experiment = Experiment(config, _pixels_beside(folder.path))
         folder.check(experiment.facts)
         folder.main = experiment.main
-        return _fit(experiment, folder, callbacks)
+        return _fit(experiment, folder, callbacks, say)
 
 
 def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accuracy:
@@ -113,7 +126,15 @@ def _pixels_beside(run: Path, build: bool = True) -> AutomaticPixels:
     return AutomaticPixels(run.absolute().parent / "pixels", build)
 
 
-def _fit(experiment: Experiment, folder: RunFolder, callbacks: Sequence[Callback]) -> dict[str, Any]:
+def _fit(
+    experiment: Experiment,
+    folder: RunFolder,
+    callbacks: Sequence[Callback],
+    say: Callable[[str], object] | None,
+) -> dict[str, Any]:
+    if say is not None:
+        for note in experiment.facts.notes:
+            say(f"note: {note}")
     return Loop(experiment, folder, _evaluation, [Diagnose(), *callbacks]).fit()
 
 

@@ -7,7 +7,11 @@ from collections.abc import Mapping
 
 SCORES = ("all", "old", "new")
 # The epochs that a run reports, in words
-EPOCHS = {"last": "last epoch", "best": "best epoch, chosen with the truth"}
+EPOCHS = {
+    "last": "last epoch",
+    "best": "best epoch, chosen with the truth",
+    "best_start": "best start of an epoch, chosen with the truth",
+}
 
 
 def scores_text(scores: Mapping[str, float | None], digits: int = 2) -> str:

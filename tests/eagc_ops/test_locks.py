@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import signal
+from pathlib import Path
 
 import pytest
 
@@ -115,6 +116,24 @@ def test_a_file_in_place_of_the_folder_is_named(tmp_path):
     (tmp_path / "file").touch()
     with pytest.raises(OSError, match=f"^{tmp_path / 'file'} cannot be written"):
         hold(tmp_path / "file" / "lock")
+
+
+def test_a_folder_that_nobody_can_make_is_named():
+    with pytest.raises(OSError, match=r"^/proc/none cannot be written \(No such file or directory\): choose"):
+        hold(Path("/proc/none/lock"))
+
+
+def test_a_folder_that_others_remove_is_made_again(tmp_path, monkeypatch):
+    real, removed = os.open, []
+
+    def removed_before(file, *arguments):
+        if len(removed) < 3:
+            removed.append(Path(file).parent.rmdir())
+        return real(file, *arguments)
+
+    monkeypatch.setattr(os, "open", removed_before)
+    hold(tmp_path / "folder" / "lock")
+    assert len(removed) == 3
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):

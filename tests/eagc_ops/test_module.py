@@ -146,13 +146,9 @@ class TestState:
     @pytest.mark.parametrize("assign", [False, True], ids=["", "assign"])
     def test_of_another_kind_of_energy_is_refused(self, assign):
         plain, whitened = module_of(make_case()), module_of(make_case(basis=True))
-        with pytest.raises(
-            ValueError, match="the state has an energy in a basis, but this EAGC has none: bu"
-        ):
+        with pytest.raises(ValueError, match="the state has an energy in a basis, but this EAGC has none"):
             plain.load_state_dict(whitened.state_dict(), assign=assign)
-        with pytest.raises(
-            ValueError, match="the state has no energy in a basis, but this EAGC has one: bui"
-        ):
+        with pytest.raises(ValueError, match="the state has no energy in a basis, but this EAGC has one"):
             whitened.load_state_dict(plain.state_dict(), assign=assign)
         with pytest.raises(
             ValueError, match="subspace has an energy in a basis but the module has none: fit"

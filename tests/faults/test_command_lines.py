@@ -118,6 +118,7 @@ AT_ONCE = [
     ("estimate-k --seed -3", "--seed must be >= 0, got -3"),
     ("study --known 7", "--known: invalid choice: 7 (choose from 10, 5, 20, 50, 100)"),
     ("study --seeds 0", "--seeds: must be a whole number >= 1, got 0"),
+    ("study --methods gcd", "--methods: invalid choice: 'gcd' (choose from 'simgcd', 'legogcd', "),
     ("probe --choices 0", "--choices: must be a whole number >= 1, got 0"),
     ("probe --lambda-p -1", "--lambda-p must be >= 0, got -1.0"),
     ("demo --epochs 0", "--epochs: must be a whole number >= 1, got 0"),
@@ -193,6 +194,7 @@ AT_ONCE = [
     ("train --method sptnet --pad-width 8", "--pad-width must be < 8, half the image size, got 8"),
     ("train --method sptnet --phase-batches 15", "--phase-batches must be <= 14, the batches of an epoch"),
     ("table main --dataset digits --backbone x", "--backbone x is for overhead only"),
+    ("table hyper --dataset digits --null", "--null: the table hyper has no null runs; leave it out"),
     ("table main", "--dataset is missing: the paper has cub"),
     ("table overhead --seeds 2", "--seeds is for training, but overhead is measured"),
     ("report run --device cpu", "--device is for --pictures"),
@@ -223,6 +225,18 @@ AT_ONCE = [
     ("train --pixel-cache file.txt", "--pixel-cache file.txt is a file; name a folder"),
     ("train --weights none", "--weights none: no such file; name a .pth or .safetensors file, pretrained or"),
     ("train --weights pretrained", "--weights pretrained: no weights of vit_digits are published"),
+    ("train --channels 2", "--channels: must be 1 or 3 or none, got '2'"),
+    ("train --dataset digits --channels 3", "--channels 3: images of digits have 1; leave it out"),
+    (
+        "train --dataset cifar10 --root full --channels 1",
+        "--weights pretrained: those of dino_vitb16 take 3-channel images, not 1-channel ones; leave "
+        "--channels 1 out (grey files are then read as RGB)",
+    ),
+    (
+        "train --dataset cifar10 --root full --backbone vit_glyphs --image-size 32",
+        "those of vit_glyphs take 1-channel images, not 3-channel ones; read the images in grey with "
+        "--channels 1",
+    ),
     ("train --dataset cifar10 --root full", "--weights pretrained: those of dino_vitb16 are not in the hub"),
     ("train --weights ''", "--weights is empty: name a path, or leave it out"),
     ("train --root full", "--root full: digits come with scikit-learn and have no root; leave it out"),

@@ -23,6 +23,9 @@ MEASURES = (
     "soc_paper",
     "rho_grad",
     "rho_in",
+    "drift",
+    "eep_share",
+    "aga_share",
     "cos_labelled",
     "cos_known",
     "cos_novel",
@@ -35,7 +38,8 @@ class Diagnose(Callback):
 
     A line holds the measures, and the seconds that measuring took (they are part of the seconds of the
     epoch). A measure is None where it does not exist: no labelled row in the batch, no row that cos_known or
-    cos_novel would add, a phase that trains no block, no image of a novel class.
+    cos_novel would add, a phase that trains no block, no image of a novel class, no reference model, no
+    operator.
     """
 
     def __init__(self) -> None:
@@ -62,9 +66,10 @@ class Diagnose(Callback):
         self._sets = self._sets or WholeSets(loop.experiment)
         loop.student.eval()
         old, new = self._sets.features()
+        old_ref = self._sets.reference_features()
         loop.student.train()
         self._line["k"] = k = min(settings.k, *old.shape)
-        self._line |= feature_measures(old, new, k, loop.config.aperture)
+        self._line |= feature_measures(old, new, old_ref, k, loop.config.aperture)
         self._line["seconds"] += time.perf_counter() - started
         line = {"epoch": loop.epoch, "position": loop.position, **self._line}
         loop.folder.log("diagnosis", loop.step + 1, line)

@@ -1,4 +1,4 @@
-"""Measures of the features of whole sets: SOC and rho_in.
+"""Measures of the features of whole sets: SOC, rho_in and drift.
 
 Features are those of whole sets under the test transform, after the update: Z_old of labelled images, Z_new
 of unlabelled images of novel classes.
@@ -9,6 +9,8 @@ of unlabelled images of novel classes.
     rho_in             sum_i z_i S z_i^T / sum_i |z_i|^2 over Z_new, S: the conceptor of Z_old, with the run's
                        aperture. S is fitted anew to the current features, also in runs with EAGC (whose own S
                        is that of the reference model), so that runs can be compared
+    drift              sum_i |z_i - z_ref_i| / sum_i |z_ref_i| over Z_old, z_ref: the reference model's. Runs
+                       without one have none; a warm start begins with 0
 """
 
 from __future__ import annotations
@@ -30,15 +32,23 @@ __all__ = ["WholeSets", "feature_measures"]
 KEPT_BYTES = 8 << 30
 
 
-def feature_measures(old: Tensor, new: Tensor | None, k: int, aperture: float) -> dict[str, float]:
-    """SOC and rho_in of Z_old (N_old, D) and Z_new (N_new, D); {} where they do not exist.
+def feature_measures(
+    old: Tensor, new: Tensor | None, old_ref: Tensor | None, k: int, aperture: float
+) -> dict[str, float]:
+    """SOC and rho_in of Z_old (N_old, D) and Z_new (N_new, D), drift of Z_old from `old_ref` (N_old, D).
 
-    Features that are not finite have none: the loop itself reports a run that diverged.
+    Those that do not exist are left out. Features that are not finite have none: the loop itself reports a
+    run that diverged.
     """
-    if new is None or not (old.isfinite().all() and new.isfinite().all()):
-        return {}
+    found: dict[str, float] = {}
+    if not old.isfinite().all():
+        return found
+    if old_ref is not None:
+        found["drift"] = ((old - old_ref).norm(dim=1).sum() / old_ref.norm(dim=1).sum()).item()
+    if new is None or not new.isfinite().all():
+        return found
     conceptor = Subspace.conceptor(old, aperture).matrix
-    return {
+    return found | {
         "soc_release": subspace_overlap(old, new, k, "release").item(),
         "soc_paper": subspace_overlap(old, new, k, "paper").item(),
         "rho_in": collapse_coefficient(new, conceptor).item(),
@@ -64,6 +74,7 @@ class WholeSets:
         plain_inputs = type(student.method).inputs is Method.inputs
         self.keeps = fits and experiment.config.trunk_cache is None and plain_inputs
         self._kept: list[list[Batch]] | None = None
+        self._old_ref: Tensor | None = None
 
     def features(self) -> tuple[Tensor, Tensor | None]:
         """Z_old (N_old, D) and Z_new (N_new, D) or None, in fp32, by the current student."""
@@ -74,6 +85,17 @@ class WholeSets:
         old, new = self._batches() if self._kept is None else self._kept
         encode = self.experiment.features.encode
         return encode(old)[0], encode(new)[0] if self.novel else None
+
+    def reference_features(self) -> Tensor | None:
+        """The reference model's features of the labelled images (N_old, D); None without such a model."""
+        tail = self.experiment.reference_tail
+        if self._old_ref is None and tail is not None:
+            encoder = self.experiment.student.encoder
+            current = encoder.tail_state()
+            encoder.load_tail(tail)
+            self._old_ref = self.features()[0]
+            encoder.load_tail(current)
+        return self._old_ref
 
     def _batches(self) -> tuple[Iterable[Batch], Iterable[Batch]]:
         batches = self.experiment.batches

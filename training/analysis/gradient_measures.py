@@ -1,4 +1,4 @@
-"""Measures of a step's gradients: GDC, cosines with mixed gradients, rho_grad.
+"""Measures of a step's gradients: GDC, cosines with mixed gradients, rho_grad, shares of EEP and AGA.
 
 Gradients are those of a step's batch before its update, over the trained parameters of the last block
 (`parameters="block"`, the released code) or over all parameters that the step trains, encoder and heads
@@ -21,6 +21,10 @@ Gradients are those of a step's batch before its update, over the trained parame
     rho_grad           sum of |dL/dz_i| over rows of known classes, labelled ones included, as a share of the
                        sum over all rows; L as above, dL/dz before the operator. `known_rows` is the share of
                        these rows: it equals rho_grad if all rows have gradients of the same norm
+    eep_share, aga_share
+                       sum |g'_i - g_i| / sum |g_i| over unlabelled rows, and over labelled ones: how much of
+                       dL/dz the operator removes and adds. `probe` predicts the same shares. Without EAGC
+                       there are none
 
 An alignment loss (`alignment`) counts as part of the operator: it is in the applied gradient and in
 gdc_release, and in nothing else. Without EAGC both GDCs are equal. Known and novel classes are told apart
@@ -49,7 +53,7 @@ __all__ = ["gradient_measures"]
 
 
 def gradient_measures(loop: Loop, rows: Rows, parameters: list[nn.Parameter]) -> dict[str, float]:
-    """GDC, mixed-gradient cosines and rho_grad at the current weights. `.grad` is read, not changed."""
+    """The measures of this file at the current weights. `.grad` is read, not changed."""
     student, everywhere, autocast = loop.student, gather(rows), loop.experiment.accelerator.autocast
     known = known_classes(loop.experiment.data).to(loop.experiment.device)[everywhere.uq_idx]
     applied = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
@@ -87,9 +91,17 @@ def gradient_measures(loop: Loop, rows: Rows, parameters: list[nn.Parameter]) ->
         with autocast():
             coordinated, token = student.coordinate(z, z_ref, rows)
             h = student.heads(coordinated)
-        supervised = student.loss(h, z, z_ref, rows).supervised
-        g_L = gradient(supervised if token is None else supervised + token)
-        return measures | {"gdc_release": 1 - _cosine(g_L, applied)}
+        loss = student.loss(h, z, z_ref, rows)
+        extra = 0.0 if token is None else token
+        measures["gdc_release"] = 1 - _cosine(gradient(loss.supervised + extra), applied)
+        if token is not None:
+            total = loss.supervised + loss.unsupervised + token
+            before, after = torch.autograd.grad(total, (coordinated, z), retain_graph=True)
+            changed, whole = (gather_rows(x.norm(dim=1), VIEWS) for x in (after - before, before))
+            for name, side in (("eep_share", ~everywhere.mask), ("aga_share", everywhere.mask)):
+                if side.any():
+                    measures[name] = (changed[side].sum() / whole[side].sum()).item()
+        return measures
 
 
 def loss_of_rows(student: Student, h: tuple[Tensor, ...], rows: Rows, chosen: Tensor) -> Loss:

@@ -122,6 +122,10 @@ class Probe(NamedTuple):
         good = [c for c in conceptors if c.at_all.auc >= highest - SAME]
         return max(good, key=lambda c: c.at_all.eep_novel - c.at_all.eep_known)
 
+    def conceptor(self, aperture: float) -> Candidate:
+        """The conceptor of this aperture, one of those that were tried."""
+        return next(c for c in self.candidates if (c.subspace, c.size) == ("conceptor", aperture))
+
     @property
     def verdict(self) -> str:
         return verdict(self.best.at_all)

@@ -25,6 +25,8 @@ SETTINGS = (
     "backbone",
     "weights",
     "image_size",
+    "flip",
+    "channels",
     "trunk_cache",
     "cache_views",
     "cache_half",

@@ -22,6 +22,7 @@ SETTINGS = (
     "skip_unreadable",
     "glyphs",
     "image_size",
+    "channels",
     "backbone",
     "weights",
     "seed",

@@ -20,7 +20,7 @@ def main(argv: list[str]) -> int:
         "--which",
         choices=("last", "best"),
         default="last",
-        help="weights of the last epoch, or of the best one [last]",
+        help=f"weights of the last epoch, or of the {EPOCHS['best']} [last]",
     )
     add_config_arguments(parser, MOVED)
     settings = vars(parser.parse_args(argv))

@@ -9,6 +9,7 @@ from eagc_ops.console import Parser, command, path, whole_number
 from eagc_ops.places import writable_file
 from eagc_ops.training.config import (
     SPECS,
+    Config,
     ConfigError,
     add_config_arguments,
     as_options,
@@ -18,7 +19,7 @@ from eagc_ops.training.config import (
 from eagc_ops.training.config.places import check_root
 from eagc_ops.training.engine.preconditions import check_labels
 
-SETTINGS = ("dataset", "root", "image_size")
+SETTINGS = ("dataset", "root", "image_size", "channels")
 
 
 @command("eagc pretrain", as_options)
@@ -56,14 +57,39 @@ def main(argv: list[str]) -> int:
     # torch and timm take seconds to import: --help and wrong options do not wait for them.
     from eagc_ops.training.engine.pretraining import Order, new_encoder
 
-    record = new_encoder(
-        output, Order(config.dataset, config.root, labels, config.backbone, config.image_size, epochs, half)
+    order = Order(
+        config.dataset,
+        config.root,
+        labels,
+        config.backbone,
+        config.image_size,
+        epochs,
+        half,
+        config.channels,
     )
+    record = new_encoder(output, order)
     for name, quality in record["k-NN"].items():
         measured = f"{quality['accuracy']:.1%} (raw pixels {quality['raw_accuracy']:.1%})"
         print(f"{record['neighbours']}-NN accuracy of {name}: {measured}")
-    print(f"weights: {output}    (eagc train --backbone {config.backbone} --weights {output})")
+    print(f"weights: {output}    ({_training(config, output)})")
     return 0
+
+
+def _training(config: Config, weights: Path) -> str:
+    """A command that trains with the encoder."""
+    spec = config.spec
+    values = {
+        "--dataset": config.dataset,
+        "--root": None if spec.bundled else "FOLDER",
+        "--split-file": "FILE" if spec.needs_split_file else None,
+        "--image-size": config.image_size,
+        "--channels": config.channels,
+        "--backbone": config.backbone,
+        "--weights": weights,
+    }
+    return " ".join(
+        ["eagc train", *(f"{name} {value}" for name, value in values.items() if value is not None)]
+    )
 
 
 def _check_output(output: Path) -> None:

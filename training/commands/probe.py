@@ -19,6 +19,7 @@ SETTINGS = (
     "skip_unreadable",
     "glyphs",
     "image_size",
+    "channels",
     "backbone",
     "weights",
     "lambda_a",

@@ -5,18 +5,41 @@ The output folder holds `runs/`, `trunk/`, `features/`, `probes/`, `evidence.md`
 
 from __future__ import annotations
 
+import argparse
+import signal
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from eagc_ops.console import Parser, command, path, whole_number
 from eagc_ops.locks import lock
 from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
-from eagc_ops.training.config import as_options
-from eagc_ops.training.studies.study import RECIPES, REGIMES, Cell, Study, check_study, study_plan
+from eagc_ops.training.config import ConfigError, Sizes, add_config_arguments, as_options, resolve
+from eagc_ops.training.config.options import Recipe
+from eagc_ops.training.engine.preconditions import check_run
+from eagc_ops.training.studies.study import (
+    METHOD,
+    OTHERS,
+    RECIPES,
+    REGIMES,
+    SETTINGS,
+    Cell,
+    Regime,
+    Study,
+    check_study,
+    study_plan,
+)
+
+# Settings of a study of one's own images: where they are, and what their number and the backbone ask for
+OWN = (
+    *("root", "split_file", "skip_unreadable", "flip", "backbone", "weights", "image_size"),
+    *("batch_size", "backbone_lr", "head_lr", "mlp_head_layers"),
+)
 
 
 @command("eagc study", as_options)
@@ -24,6 +47,10 @@ def main(argv: list[str]) -> int:
     """Train SimGCD with and without EAGC for more and fewer known classes, and write what that shows.
 
     The outcome and its test were decided before the runs. The same command goes on with a study.
+
+    With --root it is a study of your own images, in folders named by class. --split-file names known classes,
+    the others play novel ones: somebody must know the truth. The settings of `eagc train` that are options
+    here belong to such a study.
     """
     parser = Parser(prog="eagc study", description=main.__doc__)
     parser.add_argument(
@@ -57,6 +84,13 @@ def main(argv: list[str]) -> int:
         help="train only these now [all]",
     )
     parser.add_argument(
+        "--methods",
+        nargs="+",
+        choices=[METHOD, *OTHERS],
+        default=[METHOD, *OTHERS],
+        help="train only these now [all]; the others than simgcd at 10 known classes, recipe paper",
+    )
+    parser.add_argument(
         "--seeds",
         type=whole_number(most=MOST_SEEDS),
         metavar="N",
@@ -66,7 +100,7 @@ def main(argv: list[str]) -> int:
         "--epochs",
         type=whole_number(),
         metavar="N",
-        help="epochs of every run, fixed likewise [the recipe's]",
+        help=f"epochs of every run, fixed likewise [{SETTINGS['epochs']}]",
     )
     parser.add_argument(
         "--jobs",
@@ -74,18 +108,22 @@ def main(argv: list[str]) -> int:
         metavar="N",
         help="runs at a time [one for each core, up to 4]",
     )
+    add_config_arguments(parser, OWN, Recipe(METHOD, "folder", "paper"))
     arguments = parser.parse_args(argv)
     writable_folder("--output", arguments.output)
-    regimes = tuple(REGIMES.values())
+    epochs = {} if arguments.epochs is None else {"epochs": arguments.epochs}
+    settings = {**SETTINGS, **epochs}
+    regimes, recipes, others = _own(arguments, settings) or (tuple(REGIMES.values()), tuple(RECIPES), OTHERS)
     if arguments.seeds is not None:
         regimes = tuple(replace(regime, seeds=arguments.seeds) for regime in regimes)
-    epochs = {} if arguments.epochs is None else {"epochs": arguments.epochs}
-    study = Study(arguments.output, regimes, settings=epochs)
+    study = Study(arguments.output, regimes, recipes, tuple(others), settings)
     check_study(study)
     now = [
         cell
         for cell in study.cells
-        if cell.regime.known in arguments.known and cell.recipe in arguments.recipes
+        if (cell.regime.known in arguments.known or "root" in arguments)
+        and cell.recipe in arguments.recipes
+        and cell.method in arguments.methods
     ]
     print(study_plan(study), flush=True)
     if arguments.dry_run:
@@ -93,6 +131,34 @@ def main(argv: list[str]) -> int:
     if arguments.background:
         return _detach(argv, arguments.output)
     return _run(study, now, arguments.jobs)
+
+
+def _own(
+    arguments: argparse.Namespace, settings: Mapping[str, Any]
+) -> tuple[tuple[Regime, ...], tuple[str, ...], tuple[str, ...]] | None:
+    """Regimes, recipes and other methods of a study of the user's own images; None without --root."""
+    own = {name: value for name, value in vars(arguments).items() if name in OWN}
+    if not own:
+        return None
+    if "root" not in own:
+        raise ConfigError(
+            f"{next(iter(own))} belongs to a study of your own images: name their folder too, with --root"
+        )
+    if arguments.known != list(REGIMES):
+        raise ConfigError(
+            "--known chooses among the regimes of glyphs; the known classes of --root are in split_file"
+        )
+    own["dataset"] = "folder"
+    config = resolve(METHOD, preset="paper", **own, **settings)
+    check_run(config)
+    from eagc_ops.training.data import open_data  # torchvision takes seconds to import
+
+    data = open_data(
+        "folder", own["root"], split_file=own["split_file"], skip_unreadable=config.skip_unreadable
+    )
+    regime = Regime(data.known, data.known + data.novel, len(data.merged), settings=own)
+    config.check_sizes(Sizes(known=data.known, images=len(data.merged), labelled=len(data.labelled)))
+    return (regime,), ("paper",), ()
 
 
 def _run(study: Study, now: list[Cell], jobs: int | None) -> int:
@@ -113,6 +179,8 @@ def _detach(argv: list[str], output: Path) -> int:
     output.mkdir(parents=True, exist_ok=True)
     log = output / "study.log"
     words = [word for word in argv if word != "--background"]
+    # A script's own background jobs ignore Ctrl-C and would pass that on: the line below promises otherwise.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with log.open("ab") as lines:
         process = subprocess.Popen(
             [sys.executable, "-m", "eagc_ops.cli", "study", *words],

@@ -51,6 +51,12 @@ def main(argv: list[str]) -> int:
             f"--backbone {options['backbone']} is for overhead only: the table {name} defines its own "
             "backbones; leave it out"
         )
+    if options["null"] and not any(row.null for row in TABLES[name].rows):
+        with_null = [other for other, table in TABLES.items() if any(row.null for row in table.rows)]
+        parser.error(
+            f"--null: the table {name} has no null runs; leave it out (tables with them: "
+            f"{', '.join(with_null)})"
+        )
     own = list(dict.fromkeys(group.dataset for group in TABLES[name].groups))
     writable_folder("--output", options["output"])
     if options["dry_run"]:
@@ -157,8 +163,8 @@ def _fill(order: Order, options: Mapping[str, Any]) -> int:
         failed = fill(
             order, options["jobs"], options["pretrain_epochs"], lambda text: print(text, flush=True)
         )
-        table = write_table(order.name, order.home, order.output / "runs")
-    print(f"\n{table.text()}\n\n{textwrap.fill(table_note(order.name), 110)}")
+        caption, table = write_table(order.name, order.home, order.output / "runs")
+    print(f"\n{caption}:\n{table.text()}\n\n{textwrap.fill(table_note(order.name), 110)}")
     print(f"\ntable: {order.home / 'table.md'}, {order.home / 'table.html'}")
     seconds = f"{time.perf_counter() - started:.0f} s in all"
     print(f"{seconds}; {failed} runs failed: run the same command to resume them" if failed else seconds)

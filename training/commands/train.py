@@ -47,11 +47,9 @@ def main(argv: list[str]) -> int:
             print(f"{EPOCHS[which]} ({result[which]['epoch'] + 1}): {scores_text(result[which])}")
         if start := result.get("best_start"):
             print(
-                f"best start of an epoch ({start['epoch'] + 1}): {scores_text(start)}    (as the released "
+                f"{EPOCHS['best_start']} ({start['epoch'] + 1}): {scores_text(start)}    (as the released "
                 "code measures: augmented views, one restart of k-means; above: test views, end of an epoch)"
             )
-        for warning in result["warnings"]:
-            print(f"warning: {warning}")
         print(f"run: {run}    (eagc evaluate {run}; eagc report {run} -o out)")
     return 0
 
@@ -83,7 +81,7 @@ def _train(config: Config, run: Path, own_encoder: bool) -> dict[str, Any]:
 
     say = print if is_main_process() else lambda _: None
     say(header(config, run, device_of(config)))
-    return runs.train(with_encoder(config, run.parent, say) if own_encoder else config, run)
+    return runs.train(with_encoder(config, run.parent, say) if own_encoder else config, run, say=say)
 
 
 def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
@@ -92,15 +90,17 @@ def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
     if (result := folder.result()) is not None:
         if is_main_process():
             print(f"{run} is complete: there is nothing left to train")
+            for warning in result["warnings"]:  # a run that trains now says them itself
+                print(f"warning: {warning}")
         return result
     check_run(config)
 
     from eagc_ops.training import runs
     from eagc_ops.training.engine.experiment import device_of
 
-    if is_main_process():
-        print(f"resumed: {header(config, run, device_of(config))}")
-    return runs.resume(run, **settings)
+    say = print if is_main_process() else lambda _: None
+    say(f"resumed: {header(config, run, device_of(config))}")
+    return runs.resume(run, say=say, **settings)
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

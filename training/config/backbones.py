@@ -18,6 +18,7 @@ class Backbone(NamedTuple):
     file: str = ""  # the published weights
     publisher: str = ""  # GitHub repository of the weights
     bundled: str = ""  # file of the weights that come with this package
+    channels: int = 3  # of the images that the published weights take
 
 
 # Only reg4 of DINOv2 is listed: without registers, position embeddings are resized differently from one
@@ -40,7 +41,7 @@ BACKBONES = {
         "facebookresearch/dinov2",
     ),
     "vit_digits": Backbone(4, 96, 4),
-    "vit_glyphs": Backbone(3, 192, 8, bundled="vit_glyphs.safetensors"),
+    "vit_glyphs": Backbone(3, 192, 8, bundled="vit_glyphs.safetensors", channels=1),
 }
 
 
@@ -55,6 +56,11 @@ def is_published(name: str) -> bool:
     if name in BACKBONES:
         return bool(BACKBONES[name].timm_name or BACKBONES[name].bundled)
     return ":" not in name
+
+
+def published_channels(name: str) -> int:
+    """The channels of the images that the published weights of a backbone take; timm's take RGB."""
+    return BACKBONES[name].channels if name in BACKBONES else 3
 
 
 def image_size_error(name: str, image_size: int, multiple: int) -> str:

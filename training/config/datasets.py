@@ -30,7 +30,7 @@ class Spec:
         0  # size of the archive that `eagc data download` fetches; 0: it must be fetched by hand
     )
     bundled: str = ""  # package that contains the images; such a data set has no root
-    channels: int = 3
+    channels: int = 3  # of an image; those of a package have no others, see `channels_of`
     image_size: int = 224  # default side of the square input, in pixels
     transforms: Literal["protocol", "digits", "glyphs"] = "protocol"  # key of `data.transforms.TRANSFORMS`
     flip: bool = True  # whether a mirrored image is an image of the same class
@@ -174,3 +174,17 @@ SPECS: dict[str, Spec] = {
 }
 DATASETS: tuple[str, ...] = tuple(name for name, spec in SPECS.items() if spec.truth)
 """The data sets to train and to evaluate on. The other one is opened by `eagc discover`."""
+
+
+def channels_of(dataset: str, asked: int | None = None) -> int:
+    """The channels of the images of a data set, if `asked` are asked for; None: its own.
+
+    Files can be read in grey or in RGB. Drawn images, and those of a package, are what they are.
+
+    >>> channels_of("folder"), channels_of("folder", 1), channels_of("digits")
+    (3, 1, 1)
+    """
+    spec = SPECS[dataset]
+    if spec.bundled and asked not in (None, spec.channels):
+        raise ValueError(f"channels={asked}: images of {dataset} have {spec.channels}; leave it out")
+    return spec.channels if asked is None else asked

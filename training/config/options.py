@@ -164,14 +164,21 @@ def _value(allowed: tuple[Any, ...]) -> dict[str, Any]:
     """The keywords of `add_argument` that read a value of these kinds."""
     if isinstance(allowed[0], str):
         return {"choices": [kind for kind in allowed if isinstance(kind, str)]}
-    return {"type": _reader(allowed), "metavar": {int: "N", float: "X", str: "TEXT"}[allowed[0]]}
+    kind = allowed[0] if isinstance(allowed[0], type) else type(allowed[0])
+    return {"type": _reader(allowed), "metavar": {int: "N", float: "X", str: "TEXT"}[kind]}
 
 
 def _reader(allowed: tuple[Any, ...]) -> Callable[[str], Any]:
+    choices = {str(kind): kind for kind in allowed if not isinstance(kind, type)}
+
     def read(text: str) -> Any:
-        if text in allowed:
-            return text
-        return None if type(None) in allowed and text.lower() == "none" else allowed[0](text)
+        if text in choices:
+            return choices[text]
+        if type(None) in allowed and text.lower() == "none":
+            return None
+        if not isinstance(allowed[0], type):
+            raise ValueError
+        return allowed[0](text)
 
     def read_or_refuse(text: str) -> Any:
         try:

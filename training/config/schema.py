@@ -16,7 +16,7 @@ from pydantic import Field, model_validator
 from typing_extensions import Self
 
 from eagc_ops.training.config.backbones import BACKBONES, image_size_error, is_published
-from eagc_ops.training.config.datasets import SPECS, Spec
+from eagc_ops.training.config.datasets import SPECS, Spec, channels_of
 from eagc_ops.training.config.settings import ADDED, MACHINE, ConfigError, Settings
 
 # Places. An empty one is most often a shell variable that is not set.
@@ -99,6 +99,11 @@ class Config(Settings):
         None,
         description="mirror half of the training views; none: if a mirrored image of this data set is one of "
         "the same class",
+    )
+    channels: Annotated[Literal[1, 3] | None, ADDED] = Field(
+        None,
+        description="channels of the images: 1 reads files in grey, 3 in RGB; none: the data set's own, 1 "
+        "for glyphs and digits, 3 for all others",
     )
     backbone: str = Field(
         "dino_vitb16",
@@ -265,6 +270,7 @@ class Config(Settings):
     def _settings_agree(self) -> Self:
         if self.dataset not in SPECS:
             raise ConfigError(f"dataset must be one of {', '.join(SPECS)}, got {self.dataset!r}")
+        channels_of(self.dataset, self.channels)
         if self.weights == "pretrained" and not is_published(self.backbone):
             raise ConfigError(
                 f"weights='pretrained': no weights of {self.backbone} are published; leave it out, or name a "

@@ -19,7 +19,7 @@ from PIL import Image
 from torchvision.datasets import CIFAR10, CIFAR100
 from torchvision.datasets.folder import IMG_EXTENSIONS
 
-from eagc_ops.training.config.datasets import DATASETS, SPECS
+from eagc_ops.training.config.datasets import DATASETS, SPECS, channels_of
 from eagc_ops.training.config.places import check_root
 from eagc_ops.training.config.schema import Glyphs
 from eagc_ops.training.data.glyphs import drawn_glyphs
@@ -27,6 +27,7 @@ from eagc_ops.training.data.image_files import image_size, read_image
 from eagc_ops.training.data.pickles import ARRAYS, read_pickle
 
 DEFAULT_GLYPHS = Glyphs()
+GREY = "images are read in grey, one channel; those in colour are converted"
 
 
 @dataclass(frozen=True)
@@ -38,15 +39,18 @@ class Images:
     names: tuple[str, ...] = ()  # by class index: names of folders, or characters
     home: str = ""  # folder below which the files lie
     notes: tuple[str, ...] = ()  # which folder was read, and similar remarks for the user
+    in_grey: bool = False  # whether images in colour are converted to one channel
 
     def __len__(self) -> int:
         return len(self.targets)
 
     def image(self, position: int) -> Image.Image:
-        """The image; one from a file is in RGB (`read_image`)."""
+        """The image, in grey or in RGB, as `channels` says."""
         if isinstance(self.source, np.ndarray):
-            return Image.fromarray(self.source[position])
-        return read_image(self.source[position])
+            image = Image.fromarray(self.source[position])
+        else:
+            image = read_image(self.source[position])  # in RGB: grey comes back from it with the same bits
+        return image.convert("L") if self.in_grey else image
 
     def size(self, position: int) -> tuple[int, int]:
         """(width, height) of the image, from the header of its file."""
@@ -54,19 +58,36 @@ class Images:
             return self.source.shape[2], self.source.shape[1]
         return image_size(self.source[position])
 
+    def origin(self) -> str:
+        """The sha256 of the files' names, sizes and times of change, or of the pixels of images in memory."""
+        digest = hashlib.sha256()
+        if isinstance(self.source, np.ndarray):
+            digest.update(f"{self.source.shape}".encode() + np.ascontiguousarray(self.source).data)
+            return digest.hexdigest()
+        for path in self.source:
+            status = os.stat(path)
+            name = os.path.relpath(path, self.home) if self.home else path
+            digest.update(os.fsencode(name) + f"\0{status.st_size} {status.st_mtime_ns}\0".encode())
+        return digest.hexdigest()
+
     @property
     def channels(self) -> int:
-        """1 or 3: files are read in RGB."""
+        """1 or 3. Files are read in RGB unless grey is asked for."""
         grey = isinstance(self.source, np.ndarray) and self.source.ndim == 3
-        return 1 if grey else 3
+        return 1 if grey or self.in_grey else 3
 
 
 def read_images(
-    name: str, root: str | Path | None, part: str = "train", glyphs: Glyphs = DEFAULT_GLYPHS
+    name: str,
+    root: str | Path | None,
+    part: str = "train",
+    glyphs: Glyphs = DEFAULT_GLYPHS,
+    channels: int | None = None,
 ) -> Images:
     """The images of a data set: `part` is "train" (GCD is trained and evaluated on it) or "test".
 
-    `glyphs`: the images of the data set of that name.
+    `glyphs`: the images of the data set of that name. `channels`: 1 reads in grey, 3 in RGB; None: the data
+    set's own.
 
     A missing or malformed file raises a FileNotFoundError or ValueError that names it. A changed CIFAR file
     causes a warning.
@@ -81,6 +102,7 @@ def read_images(
         raise ValueError(
             f"{spec.title} has no part {part!r}; parts are 'train' and, for the published data sets, 'test'"
         )
+    in_grey = channels_of(name, channels) < spec.channels
     check_root(name, root)
     if spec.bundled:
         return _BUNDLED[name](glyphs)
@@ -96,7 +118,8 @@ def read_images(
     except ValueError as error:
         raise ValueError(f"{spec.title} in {home}: {error}. Expected there: {spec.layout}") from error
     where = "a folder inside the root" if nested else "the root itself"
-    return replace(images, home=str(home), notes=(f"{spec.title} read from {home}, {where}", *images.notes))
+    notes = (f"{spec.title} read from {home}, {where}", *images.notes, *([GREY] if in_grey else []))
+    return replace(images, home=str(home), notes=notes, in_grey=in_grey)
 
 
 def imagenet100_wnids() -> list[str]:

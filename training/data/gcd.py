@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from eagc_ops.training.config.datasets import SPECS
+from eagc_ops.training.config.datasets import SPECS, channels_of
 from eagc_ops.training.config.places import check_split_file
 from eagc_ops.training.config.schema import Glyphs
-from eagc_ops.training.data.catalog import DEFAULT_GLYPHS, Images, read_images
+from eagc_ops.training.data.catalog import DEFAULT_GLYPHS, GREY, Images, read_images
 from eagc_ops.training.data.image_files import read_list, shown
 from eagc_ops.training.data.pixel_cache import PixelCache
 from eagc_ops.training.data.splits import class_split, label_map, labelled_positions, missing_labels
@@ -120,6 +120,7 @@ def open_data(
     skip_unreadable: str | Path | None = None,
     glyphs: Glyphs = DEFAULT_GLYPHS,
     flip: bool | None = None,
+    channels: int | None = None,
 ) -> GCDData:
     """Open the data set `name` (one of `DATASETS`) under `root`. No image is decoded here.
 
@@ -131,6 +132,8 @@ def open_data(
             is drawn, so every other image stays in L or in U. Default: None, all files are used.
         glyphs: the images of the data set of that name. Default: 30 of each of 60 characters, 10 known.
         flip: mirror training views at random. Default: None, as the data set allows (glyphs, digits: no).
+        channels: 1 reads the images in grey, 3 in RGB. Default: None, the data set's own (glyphs, digits: 1,
+            all others: 3).
 
     >>> data = open_data("digits")
     >>> data.known, data.novel, len(data.labelled), len(data.unlabelled)
@@ -139,8 +142,8 @@ def open_data(
     if image_size is not None and image_size < 1:
         raise ValueError(f"image_size must be >= 1, got {image_size}")
     if name in SPECS and not SPECS[name].truth:
-        return _open_discovery(name, split_file, image_size)
-    images = read_images(name, root, glyphs=glyphs)
+        return _open_discovery(name, split_file, image_size, flip, channels)
+    images = read_images(name, root, glyphs=glyphs, channels=channels)
     spec = SPECS[name]
     split = class_split(name, split_file, images.names, glyphs.known if name == "glyphs" else None)
     labelled, unlabelled = labelled_positions(images.targets, split, permuted=spec.permuted)
@@ -157,7 +160,7 @@ def open_data(
         warnings.warn(fault, stacklevel=2)
     labels = label_map(split)
     size = spec.image_size if image_size is None else image_size
-    train, test = TRANSFORMS[spec.transforms](size, spec.flip if flip is None else flip)
+    train, test = TRANSFORMS[spec.transforms](size, spec.flip if flip is None else flip, images.channels)
     digest = hashlib.sha256()
     for part in (labelled, unlabelled, split.known, split.novel):
         digest.update(len(part).to_bytes(8, "little") + np.asarray(part, "<i8").tobytes())
@@ -173,14 +176,16 @@ def open_data(
         train_transform=train,
         test_transform=test,
         image_size=size,
-        channels=spec.channels,
+        channels=images.channels,
         split_hash=digest.hexdigest(),
         notes=notes,
         known_names=tuple(images.names[c] for c in split.known) if images.names else (),
     )
 
 
-def _open_discovery(name: str, listing: str | Path | None, image_size: int | None) -> GCDData:
+def _open_discovery(
+    name: str, listing: str | Path | None, image_size: int | None, flip: bool | None, channels: int | None
+) -> GCDData:
     """The images in the file `listing`, of which some have no class."""
     if listing is None:
         raise ValueError(f"split_file is missing: {SPECS[name].title} are listed in a file of the discovery")
@@ -191,9 +196,10 @@ def _open_discovery(name: str, listing: str | Path | None, image_size: int | Non
     # The class -1 of an unlabelled image is the last entry of `labels`.
     targets = np.array([c for _, c in folders.training] + [-1] * len(folders.unlabelled_images), np.int64)
     labels = np.append(np.arange(known), -1)
-    images = Images(paths, targets, folders.classes, folders.labelled)
+    in_grey = channels_of(name, channels) < spec.channels
+    images = Images(paths, targets, folders.classes, folders.labelled, in_grey=in_grey)
     size = spec.image_size if image_size is None else image_size
-    train, test = TRANSFORMS[spec.transforms](size)
+    train, test = TRANSFORMS[spec.transforms](size, spec.flip if flip is None else flip, images.channels)
     return GCDData(
         name=name,
         known=known,
@@ -203,9 +209,9 @@ def _open_discovery(name: str, listing: str | Path | None, image_size: int | Non
         train_transform=train,
         test_transform=test,
         image_size=size,
-        channels=spec.channels,
+        channels=images.channels,
         split_hash=folders.split_hash,
-        notes=tuple(folders.notes),
+        notes=(*folders.notes, *([GREY] if in_grey else [])),
         known_names=folders.classes,
         truth=False,
     )

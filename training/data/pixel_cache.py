@@ -8,7 +8,6 @@ sizes or versions of a file lie side by side in one folder. It can be deleted at
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shutil
 import zlib
@@ -112,7 +111,7 @@ class PixelCache:
 def _files(folder: Path, images: Images, fixed: Fixed) -> CacheFiles:
     made_of = {
         "format": 1,
-        "source": _source(images),
+        "source": images.origin(),
         "fixed": repr(fixed),
         "channels": images.channels,
         "images": len(images),
@@ -121,19 +120,6 @@ def _files(folder: Path, images: Images, fixed: Fixed) -> CacheFiles:
         "jpeg": PIL.features.version("jpg"),
     }
     return CacheFiles("pixel cache", folder / fingerprint(made_of)[:16], "pixels.bin", made_of)
-
-
-def _source(images: Images) -> str:
-    """The sha256 of the files' names, sizes and times of change, or of the pixels of images in memory."""
-    digest = hashlib.sha256()
-    if isinstance(images.source, np.ndarray):
-        digest.update(f"{images.source.shape}".encode() + np.ascontiguousarray(images.source).data)
-        return digest.hexdigest()
-    for path in images.source:
-        status = os.stat(path)
-        name = os.path.relpath(path, images.home) if images.home else path
-        digest.update(os.fsencode(name) + f"\0{status.st_size} {status.st_mtime_ns}\0".encode())
-    return digest.hexdigest()
 
 
 def _read_sizes(files: CacheFiles, done: int) -> np.ndarray:

@@ -19,21 +19,29 @@ from torchvision import transforms as T
 BICUBIC, BILINEAR = T.InterpolationMode.BICUBIC, T.InterpolationMode.BILINEAR
 
 
-def protocol_transforms(image_size: int = 224, flip: bool = True) -> tuple[T.Compose, T.Compose]:
+def protocol_transforms(
+    image_size: int = 224, flip: bool = True, channels: int = 3
+) -> tuple[T.Compose, T.Compose]:
     """(train, test): PIL RGB -> float32 (3, image_size, image_size), for all data sets of the protocol.
+
+    `channels=1`: PIL grey -> (1, image_size, image_size), normalized by the means of the three channels'
+    numbers.
 
     The short side is resized to image_size / 0.875 (224: 256), then the image is cropped (train: at random,
     then, with `flip`, mirrored at random; test: centre) and normalized. The published train transform also
     has a ColorJitter without arguments, which is the identity.
     """
     resize = T.Resize(int(image_size / 0.875), BICUBIC)
-    tensor = [T.ToTensor(), T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))]
+    rgb = T.Normalize((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+    tensor = [T.ToTensor(), T.Normalize((0.449,), (0.226,)) if channels == 1 else rgb]
     mirror = [T.RandomHorizontalFlip()] if flip else []
     train = T.Compose([resize, T.RandomCrop(image_size), *mirror, *tensor])
     return train, T.Compose([resize, T.CenterCrop(image_size), *tensor])
 
 
-def digits_transforms(image_size: int = 16, flip: bool = False) -> tuple[T.Compose, T.Compose]:
+def digits_transforms(
+    image_size: int = 16, flip: bool = False, channels: int = 1
+) -> tuple[T.Compose, T.Compose]:
     """(train, test): PIL grey 8 x 8 -> float32 (1, image_size, image_size).
 
     Train: a small rotation and shift, and no flip, since a mirrored digit is not a digit.
@@ -46,7 +54,9 @@ def digits_transforms(image_size: int = 16, flip: bool = False) -> tuple[T.Compo
     return T.Compose([resize, affine, *tensor]), T.Compose([resize, *tensor])
 
 
-def glyphs_transforms(image_size: int = 32, flip: bool = False) -> tuple[T.Compose, T.Compose]:
+def glyphs_transforms(
+    image_size: int = 32, flip: bool = False, channels: int = 1
+) -> tuple[T.Compose, T.Compose]:
     """(train, test): PIL grey -> float32 (1, image_size, image_size).
 
     As in the protocol, with a small rotation in place of the flip.
@@ -65,7 +75,7 @@ def _refuse(flip: bool, kind: str) -> None:
 
 
 # By the field `transforms` of a data set's spec.
-TRANSFORMS: dict[str, Callable[[int, bool], tuple[T.Compose, T.Compose]]] = {
+TRANSFORMS: dict[str, Callable[[int, bool, int], tuple[T.Compose, T.Compose]]] = {
     "protocol": protocol_transforms,
     "digits": digits_transforms,
     "glyphs": glyphs_transforms,

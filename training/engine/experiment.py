@@ -57,6 +57,7 @@ class Experiment:
         features: z of whole sets by the current student.
         facts: split, trunk and sizes of the data and the encoder.
         reference_cross_entropy: mean of the reference model's last epoch; None until `prepare` has one.
+        reference_tail: the reference model's tail, for a diagnosis; None likewise, or without a diagnosis.
     """
 
     def __init__(self, config: Config, automatic: AutomaticPixels | None = None) -> None:
@@ -74,6 +75,7 @@ class Experiment:
             skip_unreadable=config.skip_unreadable,
             glyphs=config.glyphs,
             flip=config.flip,
+            channels=config.channels,
         )
         encoder = encoder_of(
             config,
@@ -113,6 +115,7 @@ class Experiment:
             known_names=list(data.known_names) or None,
         )
         self.reference_cross_entropy: float | None = None
+        self.reference_tail: dict[str, Tensor] | None = None
 
     def prepare(self, store: str | Path) -> None:
         """Make the parts of the algorithm before its loop. A baseline without a warm start needs none.
@@ -124,9 +127,10 @@ class Experiment:
             return
         store = Path(store)
         # The reference model: train E on D_L with L_cls to obtain E_r
-        key = reference_key(encoder, config, self.facts.split_hash, self.facts.inputs)
+        key = reference_key(encoder, config, self.data, self.facts.inputs)
         tail = stored(store, key, self._make_reference)
         self.reference_cross_entropy = tail.pop("cross_entropy").item()
+        self.reference_tail = None if config.diagnose is None else tail
         if config.warm_start:
             encoder.load_tail(tail)
         if not config.has_operator:

@@ -36,6 +36,7 @@ def frozen_features(
         "inputs": experiment.facts.inputs,
         "trunk": encoder.trunk_fingerprint(),
         "tail": tensor_digest(encoder.tail_state()),
+        **({} if (channels := experiment.config.channels) is None else {"channels": channels}),
     }
 
     def make() -> dict[str, Tensor]:

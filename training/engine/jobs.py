@@ -19,6 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from eagc_ops import interrupts
+from eagc_ops.console import plain_warnings
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.engine.run_folder import RunFolder
 
@@ -54,12 +55,15 @@ def run_jobs(
 
     A run that fails yields its exception, and the others go on. Ctrl-C lets every run finish its step and
     save its checkpoint; no process outlives this one. On a machine with GPUs every process sees one
-    of them. `run` trains one job; other processes import it, so it must be a top-level function.
+    of them. A warning is printed in one line with the name of its run. `run` trains one job; other processes
+    import it, so it must be a top-level function.
     """
     if at_a_time == 1 or len(jobs) < 2:
         for job in jobs:
             try:
-                yield job, run(job)
+                with plain_warnings(job.folder.name):
+                    result = run(job)
+                yield job, result
             except Exception as error:
                 yield job, error
         return
@@ -164,7 +168,8 @@ def _run_until_told(run: Callable[[Job], dict[str, Any]], job: Job) -> dict[str,
     """Run the job. The parent ends this process by SIGTERM, which a run treats like Ctrl-C."""
     before = signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
-        return run(job)
+        with plain_warnings(job.folder.name):
+            return run(job)
     finally:
         signal.signal(signal.SIGTERM, before)
 

@@ -14,7 +14,8 @@ from typing import Any
 
 from eagc_ops.places import PlaceError, readable_file, writable_folder
 from eagc_ops.training.config import SPECS, Config, ConfigError
-from eagc_ops.training.config.backbones import BACKBONES
+from eagc_ops.training.config.backbones import BACKBONES, published_channels
+from eagc_ops.training.config.datasets import channels_of
 from eagc_ops.training.config.places import check_root, check_split_file
 from eagc_ops.training.engine.run_folder import RunFolder, is_unused
 from eagc_ops.training.models.hub import check_published
@@ -34,6 +35,7 @@ def check_run(config: Config, output: Path | None = None) -> None:
         raise ConfigError(
             "precision='fp16' needs a GPU, but this run has device='cpu'; choose 'no' or 'bf16'"
         )
+    _check_channels(config)
     check_root(config.dataset, config.root)
     check_split_file(config.dataset, config.split_file)
     if config.skip_unreadable is not None:
@@ -132,6 +134,28 @@ def check_begun(folder: RunFolder, settings: dict[str, Any]) -> dict[str, Any]:
     changed(folder.config, asked)
     free = folder.config.machine_settings()
     return {name: value for name, value in asked.items() if name in free}
+
+
+def _check_channels(config: Config) -> None:
+    """Refuse published weights that take images of other channels; those of a file are compared as it loads.
+
+    Whether a backbone that is not listed exists, only timm knows, and it is asked later.
+    """
+    if config.backbone not in BACKBONES and config.channels is None:
+        return
+    channels, takes = channels_of(config.dataset, config.channels), published_channels(config.backbone)
+    if config.weights != "pretrained" or channels == takes:
+        return
+    if config.spec.bundled:
+        remedy = "choose weights='random', or name a file"
+    elif takes == 1:
+        remedy = "read the images in grey with channels=1, or name weights for 3 channels"
+    else:
+        remedy = "leave channels=1 out (grey files are then read as RGB), or name weights for 1 channel"
+    raise ConfigError(
+        f"weights='pretrained': those of {config.backbone} take {takes}-channel images, not "
+        f"{channels}-channel ones; {remedy}"
+    )
 
 
 def _check_weights(file: Path) -> None:

@@ -92,7 +92,8 @@ class Predictor:
         self.device = torch.device(device_of(config))
         self.module = ImageScores(self.student, self._fitted(weights)).to(self.device).eval()
         self.module.requires_grad_(False)
-        self.transform = TRANSFORMS[SPECS[config.dataset].transforms](facts.pixels)[1]
+        spec = SPECS[config.dataset]
+        self.transform = TRANSFORMS[spec.transforms](facts.pixels, spec.flip, facts.channels)[1]
 
     @torch.no_grad()
     def __call__(self, paths: Sequence[str], progress: str | None = None) -> Predictions:

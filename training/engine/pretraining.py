@@ -23,7 +23,7 @@ from tqdm import tqdm
 
 from eagc_ops import environment
 from eagc_ops.files import atomic_write, remove_partials
-from eagc_ops.locks import lock
+from eagc_ops.locks import lock, tidy
 from eagc_ops.training.config import SPECS, Config, ConfigError, Glyphs
 from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.data import GCDData, Images, open_data, read_images
@@ -126,10 +126,12 @@ def encoder_file(folder: Path, dataset: str, image_size: int | None = None) -> P
 def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEncoder:
     """The encoder in `file`; without that file it is pretrained on all images of `data` and evaluated."""
     key = {**PRETRAINING, "epochs": epochs, "images": [len(data.merged), data.channels, data.image_size]}
-    seconds = None
-    if not file.exists():
+    seconds, held = None, file.with_name(f"{file.name}.lock")
+    if file.exists():
+        tidy(held)
+    else:
         # Of several processes one makes it, and the others wait.
-        with lock(file.with_name(f"{file.name}.lock"), file, wait=True):
+        with lock(held, file, wait=True):
             remove_partials(file.parent, file.name)
             if not file.exists():
                 seconds = _make(file, data, epochs, key)
@@ -162,6 +164,7 @@ class Order(NamedTuple):
     image_size: int | None = None  # None: the data set's own
     epochs: int = EPOCHS
     half: bool = False  # store half precision
+    channels: int | None = None  # None: the data set's own
 
 
 def new_encoder(file: Path, order: Order) -> dict[str, Any]:
@@ -173,14 +176,15 @@ def new_encoder(file: Path, order: Order) -> dict[str, Any]:
     check_labels(order.dataset, order.labels)
     spec = SPECS[order.dataset]
     size = spec.image_size if order.image_size is None else order.image_size
-    transform = TRANSFORMS[spec.transforms](size, spec.flip)[1]
-    images = read_images(order.dataset, order.root)
+    images = read_images(order.dataset, order.root, channels=order.channels)
+    _check_images(images, order)
+    transform = TRANSFORMS[spec.transforms](size, spec.flip, images.channels)[1]
     tests = {f"{len(set(images.targets.tolist()))} classes": images}
     if order.dataset == "glyphs":
         every = Glyphs(classes=CLASSES)
         tests[f"{CLASSES} classes"] = read_images("glyphs", None, glyphs=every)
         images = _other_glyphs() if order.labels else images
-    pixels = _pixels(images, transform, spec.channels, size)
+    pixels = _pixels(images, transform, size)
     started = time.process_time()
     label = torch.from_numpy(images.targets) if order.labels else None
     vit = pretrain(pixels, order.epochs, order.backbone, label)
@@ -198,8 +202,9 @@ def new_encoder(file: Path, order: Order) -> dict[str, Any]:
     vit.float()  # what is measured is what is stored
     record["neighbours"] = NEIGHBOURS
     record["k-NN"] = {
-        name: _quality(vit, _pixels(test, transform, spec.channels, size), torch.from_numpy(test.targets))
+        name: _quality(vit, _pixels(test, transform, size), torch.from_numpy(test.targets))
         for name, test in tests.items()
+        if test.targets.max() > 0  # one class cannot be mistaken
     }
     file.parent.mkdir(parents=True, exist_ok=True)
     save_checkpoint(file, tensors, {"pretraining": record})
@@ -217,10 +222,24 @@ def _other_glyphs() -> Images:
     return Images(drawn.reshape(-1, *drawn.shape[2:]), targets, tuple(characters))
 
 
-def _pixels(images: Images, transform: Callable[[Image.Image], Tensor], channels: int, size: int) -> Tensor:
+def _check_images(images: Images, order: Order) -> None:
+    classes = len(set(images.targets.tolist()))
+    if len(images) <= NEIGHBOURS:
+        raise ConfigError(
+            f"root {order.root} has {len(images)} images: {NEIGHBOURS + 1} are needed at least, and some "
+            "hundreds for a useful encoder"
+        )
+    if order.labels and classes < 2:
+        raise ConfigError(
+            f"root {order.root} has one class, whose labels tell nothing apart: pretrain without labels, or "
+            "on a folder of more classes"
+        )
+
+
+def _pixels(images: Images, transform: Callable[[Image.Image], Tensor], size: int) -> Tensor:
     """All images under the test transform, (N, C, S, S) in memory: these are encoders for small images."""
     need, free = (
-        4 * len(images) * channels * size**2,
+        4 * len(images) * images.channels * size**2,
         os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
     )
     if need > free // 2:
@@ -266,7 +285,8 @@ def pretrain(
         optimizer = torch.optim.AdamW(
             objective.parameters(), settings["lr"], weight_decay=settings["weight_decay"]
         )
-        size, steps = settings["batch_size"], len(pixels) // settings["batch_size"]
+        size = min(settings["batch_size"], len(pixels))
+        steps = len(pixels) // size
         for step in (bar := tqdm(range(epochs * steps), "pretraining", unit="step", mininterval=1)):
             if step % steps == 0:
                 order = torch.randperm(len(pixels))

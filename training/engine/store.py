@@ -16,6 +16,7 @@ from eagc_ops.files import fingerprint, remove_partials
 from eagc_ops.locks import lock, tidy
 from eagc_ops.subspace import ENERGY_APERTURE, RIDGE
 from eagc_ops.training.config import Config
+from eagc_ops.training.data import GCDData
 from eagc_ops.training.engine.checkpoint import (
     CheckpointError,
     load_checkpoint,
@@ -48,12 +49,16 @@ def stored(store: Path, key: dict[str, Any], make: Callable[[], dict[str, Tensor
 
 
 def reference_key(
-    encoder: AnchoredEncoder, config: Config, split_hash: str, inputs: dict[str, Any]
+    encoder: AnchoredEncoder, config: Config, data: GCDData, inputs: dict[str, Any]
 ) -> dict[str, Any]:
     """Everything the reference model depends on. `inputs`: the origin of its pixels or tokens."""
+    # What is set is added, and where nothing is published, the images: two folders may be split alike. All
+    # other keys are as in earlier versions, and their files stay valid.
+    added = {name: getattr(config, name) for name in ("flip", "channels")}
+    added["images"] = data.images.origin() if data.name == "folder" else None
     return {
         "kind": "reference-1",
-        "split": split_hash,
+        "split": data.split_hash,
         "inputs": inputs,
         "trunk": encoder.trunk_fingerprint(),
         "tail": tensor_digest(encoder.tail_state()),
@@ -66,6 +71,7 @@ def reference_key(
         "weight_decay": config.reference_weight_decay,
         "momentum": MOMENTUM,
         "temperature": TEMPERATURE,
+        **{name: value for name, value in added.items() if value is not None},
     }
 
 

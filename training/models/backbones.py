@@ -221,6 +221,7 @@ def _check_size(name: str, image_size: int, multiple: int) -> None:
 def _load(vit: VisionTransformer, path: Path, name: str) -> None:
     state = _backbone_part(_read(path), path)
     own = vit.state_dict()
+    _check_channels(own, state, path, name)
     # Checked first: timm's filter would silently resample a kernel of a different patch size.
     patch = "patch_embed.proj.weight"
     if patch in state and state[patch].ndim == 4 and state[patch].shape != own[patch].shape:
@@ -242,6 +243,19 @@ def _load(vit: VisionTransformer, path: Path, name: str) -> None:
     # The classifier in timm's files is not used.
     state = {key: value for key, value in state.items() if key not in ("head.weight", "head.bias")}
     _load_strictly(vit, state, path, name)
+
+
+def _check_channels(own: Mapping[str, Tensor], state: Mapping[str, Tensor], path: Path, name: str) -> None:
+    """Refuse weights whose first convolution takes images of other channels, and is the same otherwise."""
+    first = next((key for key, value in own.items() if value.ndim == 4 and key in state), None)
+    if first is None or state[first].ndim != 4:
+        return
+    (out, theirs, *kernel), (own_out, ours, *own_kernel) = state[first].shape, own[first].shape
+    if theirs != ours and (out, kernel) == (own_out, own_kernel):
+        raise ValueError(
+            f"{path} does not fit {name}: it takes {theirs}-channel images, not {ours}-channel ones; read "
+            f"them with channels={theirs}, or name other weights"
+        )
 
 
 def _load_strictly(backbone: nn.Module, state: dict[str, Tensor], path: Path, name: str) -> None:
@@ -269,6 +283,7 @@ def _load_stages(backbone: Stages, path: Path, name: str) -> None:
             if part != "fc":  # the classifier is not used
                 renamed[f"blocks.{places[part]}.{rest}" if part in places else key] = value
         state = renamed
+    _check_channels(backbone.state_dict(), state, path, name)
     _load_strictly(backbone, state, path, name)
 
 

@@ -24,7 +24,7 @@ from eagc_ops.training.paper.filled import record
 from eagc_ops.training.paper.planning import Order, check_order
 from eagc_ops.training.paper.tables import MINIATURES
 from eagc_ops.training.runs import run_job
-from eagc_ops.training.scores import scores_text
+from eagc_ops.training.scores import EPOCHS, scores_text
 
 
 class Run(Protocol):
@@ -73,7 +73,7 @@ def train_jobs(jobs: Sequence[Job], at_a_time: int, say: Callable[[str], None]) 
             failed += 1
             _show_failure(place, result)
         else:
-            last = scores_text(result["last"], 1)
+            last = f"{EPOCHS['last']}: {scores_text(result['last'], 1)}"
             say(f"{place}  {last}  after {time.perf_counter() - started:.0f} s")
     return failed
 
@@ -119,7 +119,10 @@ def _shared(config: Config) -> list[tuple]:
     )
     if not config.has_operator:
         return [reference_model]
-    return [reference_model, (*reference_model, config.subspace, config.pca_k, config.aperture)]
+    return [
+        reference_model,
+        (*reference_model, config.subspace, config.pca_k, config.aperture, config.energy),
+    ]
 
 
 def _pretrain(dataset: str, file: Path, epochs: int, say: Callable[[str], None]) -> None:

@@ -16,7 +16,7 @@ from eagc_ops.training.data import SPECS
 from eagc_ops.training.paper.filled import Filled, read_filled
 from eagc_ops.training.paper.tables import AVERAGE, MINIATURES, NAMES, START, TABLES, PaperRow
 from eagc_ops.training.paper.values import PAPER
-from eagc_ops.training.report.measures import START_MEASURE, mean_std, plus_minus
+from eagc_ops.training.report.measures import BEST, BEST_START, START_MEASURE, mean_std, plus_minus
 from eagc_ops.training.report.page import render_sections, templates
 from eagc_ops.training.report.runs import RunRecord
 
@@ -46,19 +46,20 @@ _MEAN_GROUP = "Average"  # title of the group with the mean over data sets
 CellOf = Callable[[PaperRow, str, str, int], Cell]
 
 
-def write_table(name: str, folder: Path, store: Path) -> Table:
+def write_table(name: str, folder: Path, store: Path) -> tuple[str, Table]:
     """Write `folder`/table.md and table.html from the runs of `folder`/runs.json, which are in `store`.
 
-    Returns the table of results without the columns and rows for which only the paper has values.
+    Returns the caption of the results, which says of which epoch they are, and their table without the
+    columns and rows for which only the paper has values.
     """
     filled = read_filled(name, folder, store)
     tables = [_results(name, filled), _differences(name, filled), _beside(name, filled)]
     tables.append(_starts(name, filled))
     tables = [(caption, table) for caption, table in tables if table.rows]
     _write(folder, name, table_note(name), tables, _conditions(filled), _figures(filled))
-    _, table = _results(name, filled._replace(groups=filled.measured))
+    caption, table = _results(name, filled._replace(groups=filled.measured))
     rows = [row for row in table.rows if any(cell.text != "-" for cell in row.cells[table.headings :])]
-    return Table(table.header, rows, table.headings, table.groups)
+    return caption, Table(table.header, rows, table.headings, table.groups)
 
 
 def table_note(name: str) -> str:
@@ -179,7 +180,7 @@ def _beside(name: str, filled: Filled) -> tuple[str, Table]:
     def cell(row: PaperRow, group: str, measure: str, _: int) -> Cell:
         return _cell([value[measure] for value in filled.values(row.key, group).values()], measure, None)
 
-    best = "Best epoch, chosen with the true labels of the same images, and therefore optimistic"
+    best = f"{BEST.capitalize()} (the true labels of the same images), and therefore optimistic"
     caption = best if "best_all" in table.beside else "Other measures"
     rows = [row for row in table.rows if row.method != ""]
     return caption, _table(name, filled._replace(groups=filled.measured), table.beside, rows, cell)
@@ -205,9 +206,7 @@ def _starts(name: str, filled: Filled) -> tuple[str, Table]:
 
     groups = [group for group in filled.measured if any(scored(row, group) for row in table.rows)]
     rows = [row for row in table.rows if any(scored(row, group) for group in groups)]
-    caption = (
-        "SelEx at the start of an epoch, as the released code measures it; the paper's value in brackets"
-    )
+    caption = f"SelEx at the {BEST_START}, as the released code measures it; the paper's value in brackets"
     filled = filled._replace(groups=groups)
     return caption, _table(name, filled, START, rows, cell, lambda row, group: len(scored(row, group)))
 

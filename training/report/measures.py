@@ -8,9 +8,9 @@ from collections.abc import Iterable, Sequence
 
 from eagc_ops.training.analysis.diagnosis import MEASURES
 from eagc_ops.training.report.runs import RunGroup, RunRecord
-from eagc_ops.training.scores import SCORES
+from eagc_ops.training.scores import EPOCHS, SCORES
 
-BEST = "best epoch, chosen with the truth"
+BEST, BEST_START = EPOCHS["best"], EPOCHS["best_start"]
 START_MEASURE = (
     "The released code of SelEx + EAGC reports the accuracy at the start of an epoch: of the clusters with "
     "which the epoch trains, from one augmented view and one restart of k-means, at the best of all epochs, "
@@ -25,6 +25,9 @@ TITLES = {
     "soc_paper": "SOC, paper",
     "rho_grad": "rho_grad",
     "rho_in": "rho_in",
+    "drift": "drift of labelled features",
+    "eep_share": "share that EEP removes",
+    "aga_share": "share that AGA adds",
     "cos_labelled": "cos: labelled",
     "cos_known": "cos: + known unlabelled",
     "cos_novel": "cos: + novel unlabelled",
@@ -98,6 +101,14 @@ def explanations(groups: Sequence[RunGroup]) -> list[str]:
         "rho_in": (
             "rho_in: share of the energy of novel-class features inside the conceptor of the current "
             "labelled features (not of the reference model's), with the run's aperture.",
+        ),
+        "drift": (
+            "Drift: how far the labelled features are from the reference model's, under the test transform: "
+            "the sum of |z - z_ref|, as a share of that of |z_ref|.",
+        ),
+        "eep": (
+            "Shares of EEP and AGA: the sum of |g' - g| over unlabelled rows, and over labelled ones, as a "
+            "share of that of |g|; g is dL/dz before the operator and g' after it.",
         ),
         "cos": (
             "cos: cosine between the supervised gradient and the gradient of the whole loss on some rows of "

@@ -24,6 +24,7 @@ from eagc_ops.training.report import drawing
 from eagc_ops.training.report.figures import DIAGNOSTICS, RESULTS
 from eagc_ops.training.report.measures import (
     BEST,
+    BEST_START,
     START_MEASURE,
     TITLES,
     mean_std,
@@ -172,7 +173,7 @@ def _results(groups: Sequence[RunGroup]) -> Table:
     """The accuracies, few enough columns for a screen."""
     titles = {"": "last epoch, %", "best_": f"{BEST}, %"}
     if scores_starts(groups):
-        titles["start_"] = "best start of an epoch, chosen with the truth, %"
+        titles["start_"] = f"{BEST_START}, %"
     columns = {prefix + name: (name.capitalize(), 1) for prefix in titles for name in SCORES}
     columns["seconds"] = ("s / epoch", 2)
     return _table(groups, columns, [*((title, len(SCORES)) for title in titles.values()), ("time", 1)])

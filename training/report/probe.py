@@ -15,7 +15,7 @@ from eagc_ops.training.config import ConfigError
 
 __all__ = ["PROBE_FILE", "energies_text", "probe_of", "probe_text", "probe_values", "write_probe"]
 
-PROBE_FILE = "probe.json"  # in a run folder
+PROBE_FILE = "probe.json"  # in the folder of a run, or of a set of runs
 
 
 def probe_text(found: Probe) -> str:

@@ -2,12 +2,13 @@
 
 The data set `glyphs` has 60 characters, 10 of them known, and an encoder that comes with this package.
 
-1. Train the reference model of every seed, and fit the known-class subspace.
-2. Train five variants over the same seeds: SimGCD warm-started from the reference model, which is the fair
+1. Probe the labelled images: some known characters play novel, and the energies must tell.
+2. Train the reference model of every seed, and fit the known-class subspace.
+3. Train five variants over the same seeds: SimGCD warm-started from the reference model, which is the fair
    baseline; with AGA, with EEP and with both (EAGC); and a null run, with EAGC of almost no strength.
-3. Print the results, with paired differences against the baseline, and a verdict. What null runs change is
-   rounding: a difference of that size is none.
-4. Draw the categories that a run discovered.
+4. Print the results, with paired differences against the baseline, and a verdict. What null runs change is
+   rounding: a difference of that size is none. What the probe said stands beside what training showed.
+5. Draw the categories that a run discovered.
 """
 
 from __future__ import annotations
@@ -21,7 +22,10 @@ from typing import Any
 import torch
 
 from eagc_ops.table import Row, Table
+from eagc_ops.training.analysis.late_energies import LateEnergy, late_energies
 from eagc_ops.training.analysis.paired import Paired, paired_difference
+from eagc_ops.training.analysis.probe import Probe, Separation
+from eagc_ops.training.analysis.probe import verdict as verdict_of_probe
 from eagc_ops.training.config import NULL, Config, Diagnosis, resolve
 from eagc_ops.training.data import open_data
 from eagc_ops.training.engine.experiment import Experiment
@@ -29,9 +33,11 @@ from eagc_ops.training.engine.jobs import Job, run_jobs, unfinished
 from eagc_ops.training.report.image_sheets import categories, write_sheet
 from eagc_ops.training.report.measures import measures, plus_minus
 from eagc_ops.training.report.page import write_report
+from eagc_ops.training.report.probe import PROBE_FILE, write_probe
 from eagc_ops.training.report.runs import read_run
 from eagc_ops.training.runs import run_job
-from eagc_ops.training.scores import scores_text
+from eagc_ops.training.scores import EPOCHS, scores_text
+from eagc_ops.training.studies.probing import probe_once
 
 BASELINE, FLOOR, FULL = "baseline", "null", "eagc"
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -88,6 +94,9 @@ def run_demo(home: Path, *, seeds: int, epochs: int, at_a_time: int, fresh: bool
         (variant, seed): _config(home, variant, seed, epochs) for seed in range(seeds) for variant in VARIANTS
     }
     folders = {(variant, seed): home / "runs" / f"{variant}-seed{seed}" for variant, seed in configs}
+    aperture = configs[FULL, 0].aperture
+    found = probe_once(home, configs[FULL, 0], home / "features")
+    say(f"1. {probe_lines(found, aperture)}")
     trunk = _prepare_references(home, [configs[FULL, seed] for seed in range(seeds)], say)
     jobs = [Job(configs[key], folder, {"trunk": trunk}) for key, folder in folders.items()]
     _train(jobs, at_a_time, say)
@@ -96,15 +105,21 @@ def run_demo(home: Path, *, seeds: int, epochs: int, at_a_time: int, fresh: bool
     for (variant, seed), record in records.items():
         measured.setdefault(variant, {})[seed] = measures(record)
     say(f"\n{summary(measured)}")
-    for record in records.values():
-        for text in record.result["warnings"]:
-            say(f"WARNING {record.path.name}: {text}")
     say(f"\n{verdict(measured)}")
+    late = late_energies(folders[FULL, 0], home / "runs" / "references")
+    (after,) = (energy for energy in late if (energy.energy, energy.stage) == ("conceptor", "end"))
+    say(probe_beside(found, aperture, after, measured))
+    if warned := sum(bool(record.result["warnings"]) for record in records.values()):
+        say(f"\n{warned} of {len(records)} runs have warnings, which the report lists")
+    write_probe(folders[FULL, 0] / PROBE_FILE, found)  # reports of this run show it
     names = {folder: _title(variant) for (variant, _), folder in folders.items()}
     report = write_report([folders[key] for key in sorted(folders)], home, names)
     sheet = home / "categories.png"
-    found = categories(folders[FULL, 0])
-    write_sheet(sheet, found, f"Categories that SimGCD + EAGC (seed 0) discovered, {_HOW_TO_READ}")
+    write_sheet(
+        sheet,
+        categories(folders[FULL, 0]),
+        f"Categories that SimGCD + EAGC (seed 0) discovered, {_HOW_TO_READ}",
+    )
     say(f"\ncategories that (eagc) discovered with seed 0: {sheet}")
     return report
 
@@ -164,15 +179,50 @@ def verdict(measured: Measured) -> str:
         if variant not in (BASELINE, FLOOR):
             lines.append(f"  {_effect(variant, difference(measured, variant, 'all'), floor)}")
     lines += [
-        f"  {seeds} seeds of 60 drawn characters with a small encoder: whatever is shown here holds for this "
-        "problem.",
+        f"  {seeds} seed{'s' * (seeds > 1)} of 60 drawn characters with a small encoder: whatever is shown "
+        "here holds for this problem.",
         "  All variants start from the reference model: the effect of that start is in the baseline too.",
     ]
     return "\n".join(lines)
 
 
+def probe_lines(found: Probe, aperture: float) -> str:
+    """What the probe says before training, at the aperture of the runs."""
+    at = found.conceptor(aperture).at_all
+    return (
+        f"Probe of the {found.images} labelled images, before any training: {verdict_of_probe(at)}\n"
+        f"   at aperture {aperture:g}: {_predicted(at, found.aga)}"
+    )
+
+
+def probe_beside(found: Probe, aperture: float, after: LateEnergy, measured: Measured) -> str:
+    """What the probe said, beside what training showed."""
+    at = found.conceptor(aperture).at_all
+    eep, aga = (
+        plus_minus((100 * values[name] for values in measured[FULL].values()), 1)
+        for name in ("eep_share", "aga_share")
+    )
+    return (
+        f"  The probe said, from labelled images alone: AUC {at.auc:.2f}, {_predicted(at, found.aga)}.\n"
+        f"  Training showed, by the true characters: AUC {after.auc:.2f}, mean tau {after.tau_known:.2f} "
+        f"known, {after.tau_novel:.2f} novel at the end of ({FULL}), seed 0;\n"
+        f"  in the runs of ({FULL}) EEP removed {eep}% of the unlabelled gradients, and AGA's term was "
+        f"{aga}% of the labelled ones.\n"
+        "  An operator that acts need not raise the accuracy: the lines above say whether it did."
+    )
+
+
+def _predicted(at: Separation, aga: float) -> str:
+    return (
+        f"mean tau {at.tau_known:.2f} known, {at.tau_novel:.2f} novel; EEP removes {at.eep_known:.1%} and "
+        f"{at.eep_novel:.1%} of their gradients, AGA's term is {aga:.0%} of the labelled ones"
+    )
+
+
 def _effect(variant: str, paired: Paired, floor: float) -> str:
     name = VARIANTS[variant][0].removeprefix("+ ")
+    if paired.n == 1:
+        return f"{name}: no effect is shown. All {paired.mean:+.1f} points: one seed has no interval."
     change = f"All {paired.mean:+.1f} points, 95% interval {paired.low:+.1f} to {paired.high:+.1f}"
     if paired.clear and abs(paired.mean) > floor:
         return f"{name} {'helps' if paired.mean > 0 else 'harms'}: {change}, beyond the noise floor."
@@ -198,7 +248,7 @@ def _prepare_references(home: Path, configs: list[Config], say: Say) -> str:
         experiment.prepare(home / "runs" / "references")
         losses.append(f"{experiment.reference_cross_entropy:.3f}")
     say(
-        f"1. Reference models of {len(configs)} seeds: cross-entropy {', '.join(losses)}; conceptors with "
+        f"2. Reference models, one for each seed: cross-entropy {', '.join(losses)}; conceptors with "
         f"aperture {configs[0].aperture}"
     )
     return experiment.facts.trunk
@@ -209,19 +259,19 @@ def _train(jobs: list[Job], at_a_time: int, say: Say) -> None:
     left = unfinished(jobs, "pass --fresh, or choose a different --output")
     done_before, started = len(jobs) - len(left), time.perf_counter()
     again = f"; {done_before} are finished and used again (--fresh repeats all)" if done_before else ""
-    say(f"2. {len(left)} runs, {at_a_time} at a time{again}")
+    say(f"3. {len(left)} runs, {at_a_time} at a time{again}")
     for done, (job, result) in enumerate(run_jobs(left, at_a_time, run_job), 1):
         if isinstance(result, Exception):
             raise result
-        last = scores_text(result["last"], 1)
+        last = f"{EPOCHS['last']}: {scores_text(result['last'], 1)}"
         seconds = time.perf_counter() - started
         say(f"   {done:2} of {len(left)}: {job.folder.name}  {last}  after {seconds:.0f} s")
 
 
 def _remove(home: Path) -> None:
-    for folder in ("trunk", "runs"):
+    for folder in ("trunk", "features", "runs"):
         shutil.rmtree(home / folder, ignore_errors=True)
-    for file in ("report.html", "categories.png"):
+    for file in (PROBE_FILE, "report.html", "categories.png"):
         (home / file).unlink(missing_ok=True)
 
 

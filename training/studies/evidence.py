@@ -1,7 +1,13 @@
-"""The study's evidence as Markdown with figures: what was decided before the runs, and what the runs show."""
+"""The study's evidence as Markdown with figures: what was decided before the runs, and what the runs show.
+
+`evidence.csv` beside it has the numbers of every planned run.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -10,6 +16,7 @@ from typing import NamedTuple
 from eagc_ops.files import atomic_write
 from eagc_ops.table import Row, Table
 from eagc_ops.training.analysis.comparisons import bootstrap_interval, holm
+from eagc_ops.training.analysis.late_energies import LateEnergy
 from eagc_ops.training.analysis.paired import Paired, paired_difference
 from eagc_ops.training.paper.filling import conditions
 from eagc_ops.training.report import drawing
@@ -17,9 +24,8 @@ from eagc_ops.training.report.figures import accuracy_figure
 from eagc_ops.training.report.measures import measures, plus_minus
 from eagc_ops.training.report.probe import probe_of
 from eagc_ops.training.report.runs import RunGroup, RunRecord, read_run
-from eagc_ops.training.scores import SCORES, scores_text
+from eagc_ops.training.scores import EPOCHS, SCORES
 from eagc_ops.training.studies.study import (
-    ARMS,
     BASELINE,
     FULL,
     LEVEL,
@@ -37,12 +43,29 @@ COLUMNS = {  # measure: heading, digits
     "all": ("All", 1),
     "old": ("Old", 1),
     "new": ("New", 1),
-    "best_all": ("All, best epoch", 1),
+    "best_all": (f"All, {EPOCHS['best']}", 1),
     "gdc_clean": ("GDC clean", 3),
     "gdc_release": ("GDC release", 3),
     "soc_release": ("SOC", 3),
+    "drift": ("drift", 3),
+    "eep_share": ("EEP's share", 3),
+    "aga_share": ("AGA's share", 3),
 }
+NAN = math.nan
 Values = Mapping[str, Sequence[Mapping[str, float]]]  # arm -> by seed -> measure -> value
+_DIFFERENCES = (
+    "All minus All of the baseline, in points: single seeds (dots), their mean (diamond) with its bootstrap "
+    "interval, and the noise floor (grey)."
+)
+_ENERGIES = (
+    "Energies of the unlabelled images in the runs with EAGC, known against novel classes. *Start*: features "
+    "and subspace of the reference model. *End*: features of the trained student, the same subspace, which "
+    "is what EAGC uses. *Refitted*: a subspace of the trained student's own labelled features."
+)
+_EVERY_RUN = (
+    "All in percent at the last epoch, by seed; a dash for a run without a finished epoch. "
+    "[evidence.csv](evidence.csv) has all measures of all runs."
+)
 
 
 class Comparison(NamedTuple):
@@ -54,23 +77,28 @@ class Comparison(NamedTuple):
     floor: float  # largest |null - baseline| over the seeds
 
 
+Found = Mapping[tuple[Cell, str], Comparison | None]  # (cell, arm) -> None where runs are left
+
+
 def write_evidence(study: Study) -> Path:
-    """Write `output`/evidence.md and its figures from the runs so far, and return the path."""
+    """Write evidence.md, evidence.csv and the figures from the runs so far. Returns the path of the first."""
     planned = study.runs()
     records = {run.folder: record for run in planned if (record := _record(run)) is not None}
     complete = {
         cell: values for cell in study.cells if (values := evaluated(cell, planned, records)) is not None
     }
-    compared = {cell: compare(values, FULL) for cell, values in complete.items()}
-    adjusted = holm([compared[cell].paired.p if cell in compared else math.nan for cell in study.cells])
+    found = {
+        (cell, arm): compare(complete[cell], arm) if cell in complete else None
+        for cell in study.cells
+        for arm in cell.tested
+    }
     study.output.mkdir(parents=True, exist_ok=True)
-    blocks = ["# When does EAGC help?", "## Decided before the runs", *OUTCOME]
-    blocks += ["## Result", _summary(study, compared, dict(zip(study.cells, adjusted))).markdown()]
-    blocks += [_reading(study, compared)]
-    if compared:
+    blocks = ["# When does EAGC help?", *_answer(study, complete, found)]
+    if complete:
         with drawing.style():
             figure = _differences_figure(complete)
-        blocks.append(_figure(study.output, "differences.svg", figure, "Differences to the baseline."))
+        blocks.append(_figure(study.output, "differences.svg", figure, _DIFFERENCES))
+    blocks += ["## Decided before the runs", *OUTCOME]
     for cell, values in complete.items():
         blocks += [f"## {cell}", _arms(values).markdown(), _paired(values).markdown()]
         with drawing.style():
@@ -78,22 +106,25 @@ def write_evidence(study: Study) -> Path:
                 RunGroup(
                     arm, "", [records[run.folder] for run in planned if (run.cell, run.arm) == (cell, arm)]
                 )
-                for arm in ARMS
+                for arm in cell.arms
             ]
             curves = accuracy_figure(groups)
-        name = f"curves-{cell.regime.key}-{cell.recipe}.svg"
-        blocks.append(_figure(study.output, name, curves.svg, curves.caption))
-    blocks += ["## All runs", _every_run(planned, records).markdown()]
+        blocks.append(_figure(study.output, f"curves-{cell.key}.svg", curves.svg, curves.caption))
+        energies = [study.late_file(run) for run in planned if (run.cell, run.arm) == (cell, FULL)]
+        if all(file.exists() for file in energies):
+            blocks += [_ENERGIES, _late(energies).markdown()]
+    blocks += ["## All runs", _EVERY_RUN, _every_run(study, planned, records).markdown()]
     where = conditions()
     blocks.append(f"Written on {where['date']} on {where['machine']}, commit {where['commit'] or 'unknown'}.")
     file = study.output / "evidence.md"
     atomic_write(file, "\n\n".join(blocks) + "\n")
+    atomic_write(file.with_suffix(".csv"), _csv(planned, records))
     return file
 
 
 def evaluated(cell: Cell, planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> Values | None:
     """The measures of all runs of a cell, in the order of the seeds; None unless all are finished."""
-    values: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in ARMS}
+    values: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in cell.arms}
     for run in planned:
         if run.cell == cell:
             record = records.get(run.folder)
@@ -133,32 +164,48 @@ def _record(run: StudyRun) -> RunRecord | None:
     return read_run(run.folder)
 
 
-def _summary(study: Study, compared: Mapping[Cell, Comparison], adjusted: Mapping[Cell, float]) -> Table:
-    """A row for every planned cell."""
-    header = ["known", "of", "recipe", "seeds", "probe's AUC", "EAGC - baseline, All", "bootstrap 95 %"]
-    header += ["noise floor", "p", "p, corrected", "decision"]
-    rows = []
-    for cell in study.cells:
+def _corrected(found: Found) -> dict[tuple[Cell, str], float]:
+    """Holm's p-values of the planned comparisons that are tested; NaN where one is not complete."""
+    tested = [key for key in found if _can_decide(key[0])]
+    raw = [NAN if (comparison := found[key]) is None else comparison.paired.p for key in tested]
+    return dict(zip(tested, holm(raw)))
+
+
+def _can_decide(cell: Cell) -> bool:
+    return smallest_p(cell.regime.seeds) < LEVEL
+
+
+def _answer(study: Study, complete: Mapping[Cell, Values], found: Found) -> list[str]:
+    """The result in words, and a row for every planned comparison."""
+    adjusted = _corrected(found)
+    header = ["arm", "method", "known", "of", "recipe", "seeds", "probe's AUC", "All - baseline"]
+    header += ["bootstrap 95 %", "noise floor", "p", "p, corrected", "decision", "Old, New - baseline"]
+    rows, decided = [], []
+    for (cell, arm), comparison in found.items():
         regime = cell.regime
-        found = probe_of([study.probe_file(regime).parent])
-        cells = [str(regime.known), str(regime.classes), cell.recipe, str(regime.seeds)]
-        cells.append("-" if found is None else f"{found.best.at_all.auc:.2f}")
-        if cell in compared:
-            c, p = compared[cell], adjusted[cell]
-            cells += [f"{c.paired.mean:+.2f}", f"{c.low:+.2f} to {c.high:+.2f}", f"{c.floor:.2f}"]
-            cells += [f"{c.paired.p:.3f}", f"{p:.3f}", decision(c, p)]
+        probe = probe_of([study.probe_folder(regime)])
+        cells = [arm, cell.method, str(regime.known), str(regime.classes), cell.recipe, str(regime.seeds)]
+        cells.append("-" if probe is None else f"{probe.best.at_all.auc:.2f}")
+        if comparison is None:
+            cells += ["-"] * 5 + ["not complete", "-"]
         else:
-            cells += ["-"] * 5 + ["not complete"]
+            p = adjusted.get((cell, arm), NAN)
+            decided.append(decision(comparison, p))
+            cells += [f"{comparison.paired.mean:+.2f}", f"{comparison.low:+.2f} to {comparison.high:+.2f}"]
+            cells += [f"{comparison.floor:.2f}", f"{comparison.paired.p:.3f}"]
+            beside = [f"{compare(complete[cell], arm, score).paired.mean:+.2f}" for score in ("old", "new")]
+            cells += ["-" if math.isnan(p) else f"{p:.3f}", decided[-1], ", ".join(beside)]
         rows.append(Row(cells))
-    return Table(header, rows, headings=3)
-
-
-def _reading(study: Study, compared: Mapping[Cell, Comparison]) -> str:
-    return (
-        f"{len(compared)} of {len(study.cells)} planned comparisons are complete; the correction counts all. "
-        "Differences are in points of accuracy at the last epoch. The probe's AUC is that of its best "
-        "conceptor, from labelled images alone, before the runs."
-    )
+    counted = [f"{word} ({decided.count(word)})" for word in dict.fromkeys(decided)]
+    return [
+        f"{len(decided)} of {len(found)} planned comparisons are complete"
+        + (f": {', '.join(counted)}." if counted else "."),
+        Table(header, rows, headings=5).markdown(),
+        "Differences are in points of accuracy at the last epoch: All on all unlabelled images, which "
+        "decides, Old and New on those of known and of novel classes. The correction "
+        f"counts the {len(adjusted)} planned comparisons that can decide. The probe's AUC is that of its "
+        "best conceptor, from labelled images alone, before the runs.",
+    ]
 
 
 def _arms(values: Values) -> Table:
@@ -172,7 +219,7 @@ def _arms(values: Values) -> Table:
 def _paired(values: Values) -> Table:
     """All arms against the baseline; the p-values of this table are not corrected."""
     rows = []
-    for arm in (arm for arm in ARMS if arm != BASELINE):
+    for arm in (arm for arm in values if arm != BASELINE):
         cells = [arm]
         for score in SCORES:
             found = compare(values, arm, score)
@@ -182,26 +229,58 @@ def _paired(values: Values) -> Table:
     return Table(["difference to the baseline", *(score.capitalize() for score in SCORES)], rows)
 
 
-def _every_run(planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> Table:
+def _late(files: Sequence[Path]) -> Table:
+    """Mean and standard deviation over the seeds of what `late_energies` measures."""
+    found = [LateEnergy(**entry) for file in files for entry in json.loads(file.read_text(encoding="utf-8"))]
     rows = []
+    for energy, stage in dict.fromkeys((one.energy, one.stage) for one in found):
+        own = [one for one in found if (one.energy, one.stage) == (energy, stage)]
+        taus = (plus_minus([getattr(one, name) for one in own], 3) for name in ("tau_known", "tau_novel"))
+        rows.append(Row([energy, stage, plus_minus([one.auc for one in own], 3), *taus]))
+    return Table(["energy", "stage", "AUC", "tau, known", "tau, novel"], rows, headings=2)
+
+
+def _every_run(study: Study, planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> Table:
+    """A row for every arm of every cell: All by seed, or how far the run is."""
+    rows = []
+    for cell in study.cells:
+        for arm in cell.arms:
+            own = [run for run in planned if (run.cell, run.arm) == (cell, arm)]
+            rows.append(Row([cell.key, arm, *(_progress(run, records.get(run.folder)) for run in own)]))
+    most = max(len(row.cells) for row in rows)
+    rows = [Row([*row.cells, *[""] * (most - len(row.cells))]) for row in rows]
+    return Table(["", "arm", *(f"seed {seed}" for seed in range(most - 2))], rows, headings=2)
+
+
+def _progress(run: StudyRun, record: RunRecord | None) -> str:
+    if record is None:
+        return "-"
+    if record.result is None:
+        return f"to epoch {record.lines['epoch'][-1]['epoch'] + 1}"
+    return f"{measures(record)['all']:.1f}"
+
+
+def _csv(planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> str:
+    """The last epoch's numbers of all planned runs; empty where a run has none."""
+    text = io.StringIO()
+    lines = csv.writer(text, lineterminator="\n")
+    lines.writerow(["run", "known", "classes", "recipe", "method", "arm", "seed", "finished", *COLUMNS])
     for run in planned:
-        record = records.get(run.folder)
-        if record is None:
-            text = "no epoch is finished"
-        else:
-            last = record.lines["epoch"][-1]
-            epochs = f"{len(record.lines['epoch'])} of {run.config.epochs} epochs: "
-            text = f"{epochs if record.result is None else ''}{scores_text(last)}"
-        rows.append(Row([run.folder.name, text]))
-    return Table(["run", "last epoch"], rows)
+        record, cell = records.get(run.folder), run.cell
+        values = {} if record is None else measures(record)
+        numbers = ["" if math.isnan(x := values.get(name, NAN)) else f"{x:.10g}" for name in COLUMNS]
+        finished = record is not None and record.result is not None
+        problem = [cell.regime.known, cell.regime.classes, cell.recipe, cell.method]
+        lines.writerow([run.folder.name, *problem, run.arm, run.seed, "yes" if finished else "no", *numbers])
+    return text.getvalue()
 
 
 def _differences_figure(complete: Mapping[Cell, Values]) -> str:
     """A panel for every cell: the differences of all arms, seed by seed, and the noise floor as a band."""
     columns = min(len(complete), 4)
     figure, panels = drawing.axes(math.ceil(len(complete) / columns), columns)
-    arms = [arm for arm in ARMS if arm != BASELINE]
     for axis, (cell, values) in zip(panels, complete.items()):
+        arms = [arm for arm in values if arm != BASELINE]
         floor = compare(values, NULL).floor
         axis.axvspan(-floor, floor, color="#bbbbbb", alpha=0.5, linewidth=0)
         for i, arm in enumerate(arms):

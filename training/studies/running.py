@@ -1,25 +1,25 @@
-"""Train the runs of the study that are left, regime by regime."""
+"""Train the runs of the study that are left, cell by cell."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Collection
 
 import torch
 
-from eagc_ops.training.analysis.probe import probe
-from eagc_ops.training.engine.experiment import Experiment
-from eagc_ops.training.engine.frozen_features import frozen_features
+from eagc_ops.files import atomic_write
+from eagc_ops.training.analysis.late_energies import late_energies
 from eagc_ops.training.engine.jobs import unfinished
 from eagc_ops.training.paper.filling import jobs_of, train_jobs
-from eagc_ops.training.report.probe import write_probe
 from eagc_ops.training.studies.evidence import write_evidence
-from eagc_ops.training.studies.study import Cell, Regime, Study, begin_study, study_plan
+from eagc_ops.training.studies.probing import probe_once
+from eagc_ops.training.studies.study import FULL, Cell, Study, begin_study, study_plan
 
 __all__ = ["run_study"]
 
 
 def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable[[str], None]) -> int:
-    """Train the runs of the cells `now` that are left, and write the evidence after every regime.
+    """Train the runs of the cells `now` that are left, and write the evidence after every cell.
 
     The evidence is that of the whole study. Returns the number of runs that failed; the same command tries
     them again.
@@ -27,24 +27,28 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
     begin_study(study)
     torch.set_num_threads(1)  # as in every process of `run_jobs`
     failed = 0
-    for regime in dict.fromkeys(cell.regime for cell in now):
-        jobs = jobs_of([run for run in study.runs() if run.cell.regime == regime and run.cell in now])
+    for cell in now:
+        jobs = jobs_of([run for run in study.runs() if run.cell == cell])
         left = unfinished(jobs)
-        say(f"{regime}: {len(jobs)} runs, {len(jobs) - len(left)} of them finished before")
-        _probe(study, regime)
+        say(f"{cell}: {len(jobs)} runs, {len(jobs) - len(left)} of them finished before")
+        config = next(run.config for run in study.runs() if run.cell == cell)
+        probe_once(study.probe_folder(cell.regime), config, study.output / "features")
         if left and not any(run.folder.joinpath("result.json").exists() for run in study.runs()):
             failed += train_jobs(left[:1], 1, say)
             say(f"After the first run:\n{study_plan(study)}")
             left = left[1:]
         failed += train_jobs(left, at_a_time, say)
+        _late_energies(study, cell)
         write_evidence(study)
     return failed
 
 
-def _probe(study: Study, regime: Regime) -> None:
-    """Probe the labelled images of a regime, before its runs."""
-    file = study.probe_file(regime)
-    if not file.exists():
-        config = next(run.config for run in study.runs() if run.cell.regime == regime)
-        features, label = frozen_features(Experiment(config), study.output / "features")
-        write_probe(file, probe(features, label, seed=config.seed))
+def _late_energies(study: Study, cell: Cell) -> None:
+    """Measure the energies at the end of the runs with EAGC, once."""
+    for run in study.runs():
+        file = study.late_file(run)
+        measured = (run.cell, run.arm) == (cell, FULL) and run.config.warm_start
+        if measured and (run.folder / "result.json").exists() and not file.exists():
+            found = late_energies(run.folder, run.folder.parent / "references")
+            file.parent.mkdir(exist_ok=True)
+            atomic_write(file, json.dumps([energy._asdict() for energy in found], indent=1) + "\n")

@@ -1,8 +1,9 @@
 """The study: when does EAGC help? Its question, outcome and test, written down before its runs, and the runs.
 
 The data are `glyphs`: characters, of which more or fewer are known. Every regime and recipe is trained with
-five arms over the same seeds. All arms of a seed share the start (the reference model), the data and the
-draws, so that differences to the baseline are those of the operator alone.
+several arms over the same seeds, by SimGCD, and one of them by the other methods too. All arms of a seed
+share the start (the reference model), the data and the draws, so that differences to the baseline are those
+of the operator alone.
 """
 
 from __future__ import annotations
@@ -14,10 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagc_ops.files import atomic_write
-from eagc_ops.training.config import Config, ConfigError, Diagnosis, resolve
+from eagc_ops.training.config import Config, ConfigError, Diagnosis, Glyphs, config_class, resolve
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.paper.planning import duration, epochs_done, seconds_per_step
-from eagc_ops.training.paper.tables import steps_per_epoch
 
 __all__ = [
     "ARMS",
@@ -26,9 +26,11 @@ __all__ = [
     "LEVEL",
     "METHOD",
     "NULL",
+    "OTHERS",
     "OUTCOME",
     "RECIPES",
     "REGIMES",
+    "SETTINGS",
     "Cell",
     "Regime",
     "Study",
@@ -40,38 +42,56 @@ __all__ = [
 ]
 
 METHOD = "simgcd"
+OTHERS: dict[str, dict[str, Any]] = {  # methods at the first regime and recipe: their settings
+    "legogcd": {},
+    "selex": {},
+    # An epoch has 14 batches, an image 32 pixels: 20 and 30 of 224 are published
+    "sptnet": {"phase_batches": 7, "pad_width": 4},
+}
 DESIGN = "study.json"
 LEVEL = 0.05  # of the corrected p-value
-BASELINE, NULL, FULL = "baseline", "null", "EAGC"
+BASELINE, NULL, FULL, WHITENED = "baseline", "null", "EAGC", "whitened EAGC"
 ARMS: dict[str, dict[str, Any]] = {  # arm: the settings in which it differs from the others
     BASELINE: {"eagc": False},
     NULL: {"lambda_a": 1e-4, "lambda_p": 1e-4},  # the operator is there and changes next to nothing
     "AGA": {"lambda_p": 0.0},
     "EEP": {"lambda_a": 0.0},
     FULL: {},
+    WHITENED: {"energy": "whitened"},
 }
+TESTED = (FULL, WHITENED)  # the arms that are compared with the baseline by a test
+OF_OTHERS = (BASELINE, NULL, FULL)  # the arms of other methods than SimGCD
 RECIPES: dict[str, dict[str, Any]] = {  # preset: the settings on top of it
     "paper": {"warm_start": True},
     "release": {},  # it has the warm start
 }
+SETTINGS: dict[str, Any] = {  # of all runs, on top of the recipes
+    "epochs": 40,  # a first run of 60 stood still from the 35th on
+    "projector_width": 512,  # of 2,048 as published, the projector is three quarters of a step at D = 192
+    "evaluate_every": 5,
+}
+MACHINE: dict[str, Any] = {"tensorboard_every": 0, "checkpoint_epochs": 20, "diagnose": Diagnosis(every=70)}
 OUTCOME = (
     "**Question.** For how many known classes does EAGC raise the accuracy of SimGCD, against the same run "
-    "without the operator?",
+    "without the operator? Does an energy of whitened features change that? And what of the other methods?",
     "**Outcome.** All, the accuracy on all unlabelled images, in percent, at the last epoch. The best epoch "
-    "is chosen with the truth and decides nothing. The difference EAGC - baseline is taken seed by seed: "
+    "is chosen with the truth and decides nothing. The difference to the baseline is taken seed by seed: "
     "both runs start from the same reference model and see the same draws.",
-    "**Test.** For every regime and recipe, a two-sided sign-flip permutation test of the mean difference "
-    "over the seeds; the p-values are corrected by Holm's method for the number of planned regimes and "
-    "recipes. The interval is a 95 % percentile bootstrap of the mean.",
+    "**Comparisons.** With the baseline: EAGC in every regime, recipe and method, and EAGC with the whitened "
+    "energy wherever SimGCD is trained.",
+    "**Test.** A two-sided sign-flip permutation test of the mean difference over the seeds, for every "
+    "comparison with at least 6 seeds (with fewer it cannot reach 0.05). The p-values are corrected by "
+    "Holm's method for the number of planned comparisons that are tested. The interval is a 95 % percentile "
+    "bootstrap of the mean.",
     "**Noise floor.** Null runs have the operator with both strengths 1e-4, which changes little but "
-    "roundings. The floor of a regime and recipe is the largest |null - baseline| over its seeds.",
+    "roundings. The floor is the largest |null - baseline| over the seeds.",
     "**Decision.** A gain is shown if the corrected p-value is below 0.05 and the mean difference is above "
     "the floor. A loss is shown likewise. Otherwise nothing is shown.",
-    "**Beside it**, without a decision: AGA alone and EEP alone, Old and New, GDC, SOC, and the AUC of the "
-    "probe.",
-    "**Nothing is dropped.** All planned runs are listed, also those that failed or are not finished. A "
-    "regime and recipe is evaluated only when all of its runs are finished. The number of seeds and of "
-    "epochs is fixed when the study begins.",
+    "**Beside it**, without a decision: AGA alone and EEP alone, Old and New, GDC, SOC, drift of the "
+    "labelled features, the shares of the gradient that EEP and AGA change, and the AUC of the probe.",
+    "**Nothing is dropped.** All planned runs are listed, also those that failed or are not finished. "
+    "A comparison is made only when all runs of its regime, recipe and method are finished. The number of "
+    "seeds and of epochs is fixed when the study begins.",
 )
 
 
@@ -81,6 +101,7 @@ class Regime:
 
     known: int
     classes: int
+    images: int
     seeds: int = 10
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)  # that make the problem
 
@@ -94,7 +115,7 @@ class Regime:
 
 def _glyphs(known: int, classes: int, seeds: int = 10) -> Regime:
     settings = {"dataset": "glyphs", "glyphs": {"known": known, "classes": classes}}
-    return Regime(known, classes, seeds, settings)
+    return Regime(known, classes, classes * Glyphs().per_class, seeds, settings)
 
 
 REGIMES = {  # by known classes; 10 of 60 comes first: it is that of the demo
@@ -110,13 +131,27 @@ REGIMES = {  # by known classes; 10 of 60 comes first: it is that of the demo
 
 
 class Cell(NamedTuple):
-    """The unit that is evaluated: a regime under a recipe."""
+    """The unit that is evaluated: a regime under a recipe, by a method."""
 
     regime: Regime
     recipe: str
+    method: str
+
+    @property
+    def arms(self) -> tuple[str, ...]:
+        return tuple(ARMS) if self.method == METHOD else OF_OTHERS
+
+    @property
+    def tested(self) -> tuple[str, ...]:
+        """The arms that are compared with the baseline; a decision takes enough seeds."""
+        return tuple(arm for arm in TESTED if arm in self.arms)
+
+    @property
+    def key(self) -> str:
+        return f"{self.regime.key}-{self.recipe}" + ("" if self.method == METHOD else f"-{self.method}")
 
     def __str__(self) -> str:
-        return f"{self.regime}, recipe {self.recipe}"
+        return f"{self.regime}, recipe {self.recipe}" + ("" if self.method == METHOD else f", {self.method}")
 
 
 class StudyRun(NamedTuple):
@@ -133,51 +168,68 @@ class StudyRun(NamedTuple):
 class Study:
     """A study in the folder `output`.
 
-    It holds `study.json` (what was fixed at the beginning), `runs/`, `trunk/`, `features/`, `probes/`, and
-    `evidence.md` with its `figures/`.
+    It holds `study.json` (what was fixed at the beginning), `runs/`, `trunk/`, `features/`, `probes/`,
+    `energies/` (of finished runs), and
+    `evidence.md` with its `figures/`, and the numbers of all runs in `evidence.csv`.
     """
 
     output: Path
     regimes: Sequence[Regime] = tuple(REGIMES.values())
     recipes: Sequence[str] = tuple(RECIPES)
-    settings: Mapping[str, Any] = field(default_factory=dict)  # of every run: epochs
-    machine: Mapping[str, Any] = field(default_factory=dict)  # settings that change no number
+    others: Sequence[str] = tuple(OTHERS)  # methods at the first regime and recipe
+    settings: Mapping[str, Any] = field(default_factory=lambda: SETTINGS)  # of every run
+    machine: Mapping[str, Any] = field(default_factory=lambda: MACHINE)  # settings that change no number
 
     @property
     def cells(self) -> list[Cell]:
-        return [Cell(regime, recipe) for regime in self.regimes for recipe in self.recipes]
+        cells = [Cell(regime, recipe, METHOD) for regime in self.regimes for recipe in self.recipes]
+        return cells + [cells[0]._replace(method=method) for method in self.others]
 
     @property
     def design(self) -> dict[str, Any]:
         """What must not change once runs have been seen."""
-        regimes = [[regime.known, regime.classes, regime.seeds] for regime in self.regimes]
-        return {"regimes": regimes, "recipes": list(self.recipes), "settings": dict(self.settings)}
+        regimes = [[regime.known, regime.classes, regime.seeds, regime.settings] for regime in self.regimes]
+        return {
+            "regimes": regimes,
+            "recipes": list(self.recipes),
+            "others": list(self.others),
+            "settings": dict(self.settings),
+        }
 
-    def probe_file(self, regime: Regime) -> Path:
-        return self.output / "probes" / regime.key / "probe.json"
+    def probe_folder(self, regime: Regime) -> Path:
+        return self.output / "probes" / regime.key
+
+    def late_file(self, run: StudyRun) -> Path:
+        return self.output / "energies" / f"{run.folder.name}.json"
 
     def runs(self) -> list[StudyRun]:
-        """All runs, regime by regime. The arms of a seed stand together: the first pairs come early."""
+        """All runs, cell by cell. The arms of a seed stand together: the first pairs come early."""
         return [
-            self._run(Cell(regime, recipe), arm, seed)
-            for regime in self.regimes
-            for seed in range(regime.seeds)
-            for recipe in self.recipes
-            for arm in ARMS
+            self._run(cell, arm, seed)
+            for cell in self.cells
+            for seed in range(cell.regime.seeds)
+            for arm in cell.arms
         ]
 
     def _run(self, cell: Cell, arm: str, seed: int) -> StudyRun:
-        regime, recipe = cell
-        switches = {**regime.settings, **RECIPES[recipe], **ARMS[arm], **self.settings}
-        machine = {
-            "device": "cpu",
-            "trunk_cache": str(self.output / "trunk" / regime.key),
-            "diagnose": Diagnosis(every=50),
-            **self.machine,
+        regime, recipe, method = cell
+        switches = {
+            **regime.settings,
+            **RECIPES[recipe],
+            **ARMS[arm],
+            **self.settings,
+            **OTHERS.get(method, {}),
         }
-        config = resolve(METHOD, preset=recipe, seed=seed, **switches, **machine)
-        folder = self.output / "runs" / f"{regime.key}-{recipe}-{arm}-seed{seed}"
-        return StudyRun(cell, arm, seed, config, folder)
+        machine = {"device": "cpu", "trunk_cache": str(self.output / "trunk" / regime.key), **self.machine}
+        if "init" in config_class(method).model_fields:  # SPTNet starts from SimGCD, and changes pixels
+            start = self._folder(cell._replace(method=METHOD), BASELINE, seed)
+            machine |= {"init": str(start), "trunk_cache": None}
+            switches.pop("warm_start", None)  # its start is the same run for all arms
+        config = resolve(method, preset=recipe, seed=seed, **switches, **machine)
+        return StudyRun(cell, arm, seed, config, self._folder(cell, arm, seed))
+
+    def _folder(self, cell: Cell, arm: str, seed: int) -> Path:
+        return self.output / "runs" / f"{cell.key}-{arm.replace(' ', '-')}-seed{seed}"
 
 
 def smallest_p(seeds: int) -> float:
@@ -203,8 +255,8 @@ def check_study(study: Study) -> None:
             ) from error
         if design != study.design:
             raise ConfigError(
-                f"{study.output} holds a study with other seeds or epochs, which are fixed when it begins: "
-                "leave the options as they were, or choose a different --output"
+                f"{study.output} holds a study with other data, seeds or epochs, which are fixed when it "
+                "begins: leave the options as they were, or choose a different --output"
             )
 
 
@@ -216,10 +268,9 @@ def begin_study(study: Study) -> None:
 
 
 def study_plan(study: Study) -> str:
-    """The runs of every regime and recipe, how many are finished, and the time of the others.
+    """The runs of every cell, how many are finished, and the time of the others.
 
-    A time is that of steps of finished runs of the same regime and recipe, or, if it has none, of all
-    finished runs.
+    A time is that of steps of finished runs of the same cell, or, if it has none, of all finished runs.
     """
     runs = study.runs()
     left = {run.folder: epochs_done(run.folder) for run in runs}
@@ -229,11 +280,14 @@ def study_plan(study: Study) -> str:
     for cell in study.cells:
         own = [run for run in runs if run.cell == cell]
         open_runs = [run for run in own if left[run.folder] is not None]
-        steps = sum((run.config.epochs - left[run.folder]) * steps_per_epoch(run.config) for run in open_runs)
+        steps = sum(
+            (run.config.epochs - left[run.folder]) * (cell.regime.images // run.config.batch_size)
+            for run in open_runs
+        )
         each = seconds_per_step(run.folder for run in own if left[run.folder] is None) or general
         done = len(own) - len(open_runs)
-        count = f"{len(ARMS)} arms x {cell.regime.seeds} seeds = {len(own)} runs, {done} finished"
-        text = f"  {cell!s:42} {count}"
+        count = f"{len(cell.arms)} arms x {cell.regime.seeds} seeds = {len(own)} runs, {done} finished"
+        text = f"  {cell!s:48} {count}"
         if open_runs:
             time = f"about {duration([steps * each])}" if each else "no time: the first run gives it"
             text += f"; left: {steps:,} steps, {time}"

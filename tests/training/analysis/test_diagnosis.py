@@ -168,6 +168,11 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
             coordinated = g_L + of_parameters(z, change)
             assert line["gdc_release"] == pytest.approx(deviation(coordinated, applied), abs=1e-5)
             assert abs(line["gdc_release"] - line["gdc_clean"]) > 1e-3
+            (g,) = torch.autograd.grad(loss.supervised + loss.unsupervised, z, retain_graph=True)
+            change = torch.where(mask[:, None], anchor, -0.9 * tau[:, None] * (g @ S))
+            for name, side in (("eep_share", ~mask), ("aga_share", mask)):
+                changed, whole = (np.linalg.norm(x[side].double(), axis=1).sum() for x in (change, g))
+                assert line[name] == pytest.approx(changed / whole, rel=1e-4)
 
         # Mixed gradients: the batch is made anew of fewer images
         labelled = batch.mask.tolist()
@@ -213,6 +218,18 @@ def test_every_measure_against_brute_force(data, tmp_path, eagc, parameters):
             np.einsum("nd,de,ne->", z_new, S, z_new) / np.square(z_new).sum(), abs=1e-5
         )
         assert 0.05 < line["rho_in"] < 0.95
+        if eagc:
+            with torch.no_grad():
+                z_ref = np.concatenate(
+                    [
+                        encoder.anchor(encoder.trunk(batch.views[0])).double().numpy()
+                        for batch in built.batches.labelled()
+                    ]
+                )
+            drift = np.linalg.norm(z_old - z_ref, axis=1).sum() / np.linalg.norm(z_ref, axis=1).sum()
+            assert line["drift"] == pytest.approx(drift, rel=1e-4)
+        else:
+            assert line["drift"] is line["eep_share"] is line["aga_share"] is None
     for name in ("cos_known", "cos_novel"):  # the batches were not all poor ones
         assert any(line[name] is not None for line in found)
 
@@ -242,7 +259,11 @@ def test_a_run_does_not_notice(data, tmp_path, way):
         )
         assert len(measured(tmp_path / name)) == (4 if settings else 0)
     assert results["plain"] == results["diagnosed"]
-    assert all(any(line[name] is not None for line in measured(tmp_path / "diagnosed")) for name in MEASURES)
+    exist = {
+        name for name in MEASURES if any(line[name] is not None for line in measured(tmp_path / "diagnosed"))
+    }
+    operator = switches.get("eagc", True)
+    assert exist == {*MEASURES} - (set() if operator else {"drift", "eep_share", "aga_share"})
     for file in ("last.safetensors", "best.safetensors"):
         (a, state), (b, other) = (load_checkpoint(tmp_path / name / file) for name in ("plain", "diagnosed"))
         assert state == other
@@ -431,6 +452,7 @@ def test_when_it_measures(data, tmp_path):
     train(small_config(data, epochs=2, diagnose=Diagnosis(every=4, steps=9)), tmp_path / "run")
     lines = measured(tmp_path / "run")
     assert [(line["epoch"], line["position"]) for line in lines] == [(0, 0), (0, 4), (1, 1)]
-    assert all(0 <= line[name] <= 2 for line in lines for name in MEASURES[:6])
-    assert all(line[name] is None or -1 <= line[name] <= 1 for line in lines for name in MEASURES[6:])
+    cosines = [name for name in MEASURES if name.startswith("cos_")]
+    assert all(0 <= line[name] <= 2 for line in lines for name in MEASURES if name not in cosines)
+    assert all(line[name] is None or -1 <= line[name] <= 1 for line in lines for name in cosines)
     assert all(line["seconds"] > 0 and line["k"] == 16 for line in lines)

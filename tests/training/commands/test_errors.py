@@ -100,14 +100,14 @@ def test_what_cannot_be_done_is_one_line_and_code_2(case, capsys, tmp_path, monk
 def test_a_bug_is_not_hidden_and_a_diverged_run_is_code_1(capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
 
-    def buggy(*_):
+    def buggy(*_, **__):
         raise ValueError("not written for a user")
 
     monkeypatch.setattr(runs, "train", buggy)
     with pytest.raises(ValueError, match="not written for a user"):
         main(["train", "--weights", "random"])
 
-    def diverged(*_):
+    def diverged(*_, **__):
         raise FloatingPointError("the loss is nan")
 
     monkeypatch.setattr(runs, "train", diverged)

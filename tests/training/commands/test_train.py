@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 
@@ -124,12 +125,16 @@ def test_a_run_that_was_interrupted_goes_on(data, trained, tmp_path, capsys, mon
     assert capsys.readouterr().err.rstrip().endswith(said)
     assert train(run, *small_run(data)) == 2  # not into the folder of a run that exists
     assert "resume the run in it" in capsys.readouterr().err
+    capsys.readouterr()
     assert main(["train", "--resume", str(run), "--workers", "1"]) == 0
+    assert capsys.readouterr().out.splitlines()[2].startswith("note: ")  # of the data, as at the first start
     a, b = (load_checkpoint(path / "last.safetensors")[0] for path in (trained, run))
     assert all(torch.equal(a[name], b[name]) for name in a)
     capsys.readouterr()
+    result = json.loads((run / "result.json").read_text())
+    (run / "result.json").write_text(json.dumps({**result, "warnings": ["of little use"]}))
     assert main(["train", "--resume", str(run)]) == 0
-    assert "is complete" in capsys.readouterr().out
+    assert "is complete: there is nothing left to train\nwarning: of little use\n" in capsys.readouterr().out
     assert main(["train", "--resume", str(run), "--seed", "8"]) == 2
     out, err = capsys.readouterr()
     assert out == ""  # an error comes alone
@@ -143,13 +148,14 @@ def test_the_accuracy_that_the_release_reports_has_a_line_of_its_own(monkeypatch
     monkeypatch.setattr("eagc_ops.training.commands.train.check_run", lambda *_: None)  # there are no images
     lines = []
     for more in ({}, {"best_start": {"epoch": 3, "all": 0.75, "old": 0.25, "new": None}}):
-        monkeypatch.setattr(runs, "train", lambda config, run, more=more: {**result, **more})
+        monkeypatch.setattr(runs, "train", lambda config, run, say, more=more: {**result, **more})
         assert train(tmp_path / "run", *words) == 0
         lines.append(capsys.readouterr().out.splitlines())
     chosen = "best epoch, chosen with the truth (8)"
     assert [line.split(":")[0] for line in lines[0][2:]] == [chosen, "last epoch (8)", "run"]
     (added,) = set(lines[1]) - set(lines[0])
-    assert added.startswith("best start of an epoch (4): All 75.00%  Old 25.00%  New -    (as the released")
+    start = "best start of an epoch, chosen with the truth"
+    assert added.startswith(f"{start} (4): All 75.00%  Old 25.00%  New -    (as the released")
 
 
 def test_the_default_folder_names_the_run(data, tmp_path, monkeypatch, capsys):
@@ -157,6 +163,18 @@ def test_the_default_folder_names_the_run(data, tmp_path, monkeypatch, capsys):
     assert main(["train", *small_run(data), *options(preset="paper", epochs=1, seed=3), "--no-eagc"]) == 0
     assert (tmp_path / "runs" / "folder-small-paper-no-eagc-seed3" / "result.json").exists()
     capsys.readouterr()
+
+
+def test_what_a_folder_leaves_out_is_said_at_the_start(data, tmp_path, capsys):
+    images = shutil.copytree(data["root"], tmp_path / "images")
+    (next(folder for folder in images.iterdir() if folder.is_dir()) / "moving.gif").write_bytes(b"GIF89a")
+    words = [*small_run({**data, "root": images}), *options(epochs=1)]
+    assert train(tmp_path / "run", *words, "--no-eagc") == 0
+    lines = capsys.readouterr().out.splitlines()
+    said = lines.index("note: files of other types, left out: 1 .gif")
+    assert said < next(i for i, line in enumerate(lines) if scores(line))
+    notes = [line.removeprefix("note: ") for line in lines if line.startswith("note: ")]
+    assert notes == RunFolder.open(tmp_path / "run").facts.notes
 
 
 # Two processes ----------------------------------------------------------------------------------------------

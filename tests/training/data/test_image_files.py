@@ -196,6 +196,49 @@ def test_a_class_of_other_files_is_refused_with_what_it_holds(tree):
         opened(tree)
 
 
+def test_images_of_one_channel(tree):
+    """Grey files keep their bits, files in colour are PIL's grey of them, and the notes say so."""
+    grey = np.asarray(picture("L", seed=77))
+    (tree / "a" / "0.png").write_bytes(encoded(Image.fromarray(grey), "PNG"))
+    (tree / "a" / "1.png").write_bytes(encoded(Image.fromarray(grey.astype(np.uint16) * 256 + 9), "PNG"))
+    colour, data = opened(tree), opened(tree, channels=1)
+    assert (colour.channels, data.channels) == (3, 1)
+    assert data.split_hash == colour.split_hash
+    for i in (0, 1):
+        assert np.array_equal(np.asarray(data.images.image(i)), grey)
+        assert colour.images.image(i).mode == "RGB"
+    assert np.array_equal(
+        np.asarray(data.images.image(2)), np.asarray(picture(seed=2).convert("RGB").convert("L"))
+    )
+    for transform in (data.train_transform, data.test_transform):
+        assert transform(data.images.image(2)).shape == (1, 16, 16)
+    white, black = (data.test_transform(Image.new("L", (20, 20), value)) for value in (255, 0))
+    assert (white - black).unique().item() == pytest.approx(1 / 0.226)
+    assert [note for note in data.notes if "grey" in note] == [
+        "images are read in grey, one channel; those in colour are converted"
+    ]
+    assert not [note for note in colour.notes if "grey" in note]
+    batch = next(iter(train_loader(data, batch_size=4, seed=0).epoch(0)))
+    assert batch.views_on("cpu")[0].shape == (4, 1, 16, 16)
+    with pytest.raises(ValueError, match=r"channels=3: images of digits have 1; leave it out"):
+        open_data("digits", channels=3)
+
+
+def test_verify_says_that_all_images_are_grey(tree):
+    def conversions():
+        lines = verify("folder", tree, tree.parent / "split.json").lines
+        return [line for line in lines if "converted to RGB" in line]
+
+    for path in tree.glob("*/*.png"):
+        path.write_bytes(encoded(picture("L"), "PNG"))
+    assert conversions() == [
+        "note: images to be converted to RGB: 24 in mode L; all are grey, and --channels 1 trains on one "
+        "channel"
+    ]
+    (tree / "a" / "0.png").write_bytes(encoded(picture(), "PNG"))
+    assert conversions() == ["note: images to be converted to RGB: 23 in mode L"]
+
+
 def test_a_known_class_without_a_labelled_image_is_said(tree):
     (tree / "0solo").mkdir()
     (tree / "0solo" / "0.png").write_bytes(encoded(picture(), "PNG"))

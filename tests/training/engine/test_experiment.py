@@ -1,12 +1,17 @@
 """An experiment without a loop: opened, prepared, and refused."""
 
+import shutil
+
 import pytest
 import torch
+from PIL import Image
 from small_runs import small_config
 
+from eagc_ops.training import runs
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.engine import experiment as module
 from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.predictor import Predictor
 
 
 def test_two_experiments_of_one_configuration_are_the_same(data):
@@ -38,6 +43,41 @@ def test_a_warm_start_alone_changes_the_tail_and_nothing_else(data, tmp_path):
     assert changed == {"encoder"}
     assert experiment.student.eagc is None
     assert experiment.student.encoder.reference is None
+
+
+def test_caches_and_reference_models_depend_on_channels_flips_and_images(data, tmp_path):
+    """One folder for all of them: what was made for other images is refused, or made again."""
+    grey = {"channels": 1, "weights": "random"}
+    references, count = tmp_path / "references", []
+    moved = tmp_path / "other"
+    shutil.copytree(data["root"], moved)
+    image = Image.open(moved / "class0" / "0.png").rotate(90)
+    image.save(moved / "class0" / "0.png")
+    for settings in ({}, {"flip": False}, grey, {"root": str(moved)}, {}):
+        Experiment(small_config(data, **settings)).prepare(references)
+        count.append(len(list(references.glob("reference-*.safetensors"))))
+    assert count == [1, 2, 3, 4, 4]
+    Experiment(small_config(data, weights="random", trunk_cache=str(tmp_path / "trunk")))
+    with pytest.raises(ValueError, match=r"(?s)is stale .*train transform"):
+        Experiment(small_config(data, **grey, trunk_cache=str(tmp_path / "trunk")))
+    pixels = tmp_path / "pixels"
+    for settings in ({}, grey, {}):
+        Experiment(small_config(data, **settings, pixel_cache=str(pixels)))
+    sizes = sorted(file.stat().st_size for file in pixels.glob("*/pixels.bin"))
+    assert len(sizes) == 2 and sizes[1] == 3 * sizes[0]
+
+
+@pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
+def test_a_run_on_one_channel_and_its_predictions(data, tmp_path):
+    config = small_config(data, channels=1, weights="random", epochs=1, reference_epochs=1)
+    runs.train(config, tmp_path / "run")
+    experiment, predictor = runs.trained(tmp_path / "run"), Predictor(tmp_path / "run")
+    assert experiment.facts.channels == experiment.student.encoder.vit.patch_embed.proj.in_channels == 1
+    unlabelled = experiment.data.unlabelled
+    paths = [unlabelled.images.source[i] for i in unlabelled.uq_idx]
+    with torch.no_grad():
+        z, _ = experiment.features.unlabelled()
+    torch.testing.assert_close(predictor(paths).z, z, atol=1e-5, rtol=0)
 
 
 def test_a_second_experiment_takes_reference_model_and_subspace_from_the_store(data, tmp_path, monkeypatch):

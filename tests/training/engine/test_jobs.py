@@ -11,6 +11,7 @@ from concurrent.futures.process import BrokenProcessPool
 import pytest
 import small_runs
 import torch
+import warning_jobs
 from run_facts import some_facts
 
 from eagc_ops.training.config import ConfigError
@@ -49,6 +50,14 @@ def test_a_failure_is_given_and_the_others_go_on(three):
     assert "must be <= 4, the blocks of vit_digits" in str(results["broken"])
     for job in (first, second):
         assert results[job.folder.name] == json.loads((job.folder / "result.json").read_text())
+
+
+@pytest.mark.parametrize("at_a_time", [1, 2])
+def test_a_warning_is_one_line_with_the_name_of_its_run(at_a_time, data, tmp_path, capfd):
+    pair = [Job(config(data, eagc=False, seed=seed), tmp_path / f"seed{seed}", {}) for seed in (0, 1)]
+    results = dict.fromkeys(job.folder.name for job, _ in run_jobs(pair, at_a_time, warning_jobs.warn))
+    said = [line for line in capfd.readouterr().err.splitlines() if "warning" in line.lower()]
+    assert sorted(said) == [f"warning: {name}: numbers of little use" for name in sorted(results)]
 
 
 def test_finished_jobs_are_not_done_again(three):

@@ -80,7 +80,7 @@ def test_means_deviations_pairs_and_averages(tmp_path, monkeypatch):
     assert average["CUB: All"] == f"{np.mean(gains):+.1f} [+4.2]"
     assert average["Aircraft: All"] == "- [+7.9]"
     # The accuracy that the release measures, in a table of its own: of SelEx, where the runs have it
-    note, table = text.split("SelEx at the start of an epoch")
+    note, table = text.split("SelEx at the best start of an epoch, chosen with the truth")
     assert "The paper does not say of which kind its values of SelEx + EAGC are" in note
     start = cells(table)
     assert start.keys() == {"SelEx, recipe of + EAGC *", "+ EAGC", "null run: + EAGC, λ = 1e-4 *"}

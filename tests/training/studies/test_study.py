@@ -1,10 +1,10 @@
 """The study: its plan and test on recorded numbers, and the whole of it on a few images."""
 
+import csv
 import itertools
 import json
 import math
 import os
-import re
 import shutil
 from dataclasses import replace
 
@@ -27,7 +27,7 @@ def recorded(eagc, null=0.3):
     """Ten seeds of every arm: All of EAGC is that of the baseline plus `eagc`, of null runs plus or minus."""
     base = [60.0 + 3 * math.sin(seed) for seed in range(10)]
     more = {"baseline": [0.0] * 10, "null": [null, -null / 2] * 5, "AGA": [0.1] * 10, "EEP": [0.0] * 10}
-    more["EAGC"] = eagc
+    more |= {"EAGC": eagc, "whitened EAGC": eagc}
     return {arm: [{"all": b + d} for b, d in zip(base, more[arm])] for arm in ARMS}
 
 
@@ -83,44 +83,64 @@ def study(data, tmp_path, monkeypatch):
         "reference_batch_size": 8,
         "cache_views": 2,
     }
-    regimes = (Regime(3, 5, 2, settings), Regime(4, 6, 2, settings))
-    return Study(tmp_path / "study", regimes, ("paper",), {"epochs": 1}, {"log_every": 1, **data})
+    regimes = (Regime(3, 5, 60, 2, settings), Regime(4, 6, 60, 2, settings))
+    machine = {"log_every": 1, "diagnose": {"every": 2}, **data}
+    return Study(tmp_path / "study", regimes, ("paper",), ("small_legogcd",), {"epochs": 1}, machine)
 
 
 def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     assert "no time: the first run gives it" in study_plan(study)
-    first, _ = study.cells
+    first, _, of_other = study.cells
     said = []
     assert run_study(study, [first], 1, said.append) == 0
-    assert said[0] == "3 known of 5 classes: 10 runs, 0 of them finished before"
+    assert said[0] == "3 known of 5 classes, recipe paper: 12 runs, 0 of them finished before"
     assert said[1].startswith("     1 of 1: 3of5-paper-baseline-seed0")
-    assert "20 runs, 1 finished; left: about " in said[2]  # the plan again, now with a time
-    assert len(said) == 2 + 1 + 9
+    assert "30 runs, 1 finished; left: about " in said[2]  # the plan again, now with a time
+    assert len(said) == 2 + 1 + 11
     text = (study.output / "evidence.md").read_text()
 
     for sentence in OUTCOME:
         assert sentence in text
-    assert "1 of 2 planned comparisons are complete; the correction counts all." in text
-    rows = {line.split(" | ")[0]: line.split(" | ") for line in text.splitlines() if line.startswith("| ")}
-    assert rows["| 3"][-1] == "too few seeds to decide |"
-    assert rows["| 4"][-1] == "not complete |"
-    assert 0 <= float(rows["| 3"][4]) <= 1  # the probe's AUC
-    listed = re.findall(r"^\| (\S+-seed\d) \| (.*) \|$", text, re.MULTILINE)
-    assert len(listed) == 20  # all that are planned
-    done = [run for run, what in listed if what.startswith("All ")]
-    assert done == [run.folder.name for run in study.runs() if run.cell == first]
-    assert {what for _, what in listed[10:]} == {"no epoch is finished"}
+    assert "2 of 5 planned comparisons are complete: too few seeds to decide (2)." in text
+    rows = {
+        tuple(line.split(" | ")[1:4]): line.split(" | ")
+        for line in text.splitlines()
+        if line.startswith("| EAGC | ")
+    }
+    assert rows["small", "3", "5"][-2] == "too few seeds to decide"
+    assert rows["small", "4", "6"][-2] == rows["small_legogcd", "3", "5"][-2] == "not complete"
+    assert 0 <= float(rows["small", "3", "5"][6]) <= 1  # the probe's AUC
+    listed = list(csv.DictReader((study.output / "evidence.csv").open()))
+    assert [line["run"] for line in listed] == [run.folder.name for run in study.runs()]
+    done = [line for line in listed if line["finished"] == "yes"]
+    assert [line["run"] for line in done] == [run.folder.name for run in study.runs() if run.cell == first]
+    assert {line["all"] for line in listed if line["finished"] == "no"} == {""}
+    for line in done:
+        assert f" {float(line['all']):.1f} |" in text
+        assert float(line["drift"]) > 0
+        assert (line["eep_share"] == "") == (line["arm"] == "baseline")
+        assert (line["arm"] in ("AGA", "baseline")) == (float(line["eep_share"] or 0) == 0)
+        assert line["arm"] not in ("EEP", "baseline") or float(line["aga_share"] or 0) == 0
+    measured = [json.loads(file.read_text()) for file in sorted((study.output / "energies").iterdir())]
+    assert len(measured) == 2  # the seeds of EAGC
+    mean = sum(one[4]["auc"] for one in measured) / 2
+    assert (measured[0][4]["energy"], measured[0][4]["stage"]) == ("whitened", "end")
+    assert f"| whitened | end | {mean:.3f} ± " in text
     for figure in ("differences.svg", "curves-3of5-paper.svg"):
         assert f"(figures/{figure})" in text
         assert (study.output / "figures" / figure).read_text().startswith("<svg")
 
     corrected = []
     with monkeypatch.context() as patch:
-        patch.setattr(evidence, "holm", lambda p: corrected.extend(p) or [0.123, math.nan])
+        patch.setattr(evidence, "LEVEL", 0.6)  # as if two seeds could decide
+        patch.setattr(evidence, "holm", lambda p: corrected.extend(p) or [0.123, *[math.nan] * 4])
         write_evidence(study)
-    assert corrected[0] == pytest.approx(float(rows["| 3"][8]), abs=1e-3)
-    assert math.isnan(corrected[1])  # the comparison that is not complete counts
-    assert " | 0.123 | too few seeds to decide |" in (study.output / "evidence.md").read_text()
+    assert corrected[0] == pytest.approx(float(rows["small", "3", "5"][10]), abs=1e-3)
+    assert not math.isnan(corrected[1])
+    assert all(map(math.isnan, corrected[2:])) and len(corrected) == 5  # those that are not complete count
+    assert " | 0.123 | " in (study.output / "evidence.md").read_text()
+    write_evidence(study)
+    assert (study.output / "evidence.md").read_text() == text  # two seeds cannot: not corrected, no decision
 
     configs = {run.arm: run.config for run in study.runs() if run.seed == 0 and run.cell == first}
     assert {arm: (c.eagc, c.lambda_a, c.lambda_p) for arm, c in configs.items()} == {
@@ -129,7 +149,9 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
         "AGA": (True, 0.7, 0.0),
         "EEP": (True, 0.0, 0.5),
         "EAGC": (True, 0.7, 0.5),
+        "whitened EAGC": (True, 0.7, 0.5),
     }
+    assert [arm for arm, config in configs.items() if config.energy == "whitened"] == ["whitened EAGC"]
     assert all(config.warm_start for config in configs.values())  # the same start
     assert len(list((study.output / "runs" / "references").glob("reference-*.safetensors"))) == 2  # by seed
 
@@ -138,14 +160,25 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     before = {file: os.stat(file).st_mtime_ns for file in study.output.glob("runs/*/result.json")}
     shutil.rmtree(run)
     write_evidence(study)
-    assert "0 of 2 planned comparisons are complete" in (study.output / "evidence.md").read_text()
+    assert "0 of 5 planned comparisons are complete." in (study.output / "evidence.md").read_text()
     said.clear()
     assert run_study(study, [first], 1, said.append) == 0
-    assert said[0] == "3 known of 5 classes: 10 runs, 9 of them finished before"
+    assert said[0] == "3 known of 5 classes, recipe paper: 12 runs, 11 of them finished before"
     changed = [file for file, time in before.items() if os.stat(file).st_mtime_ns != time]
     assert [file.parent for file in changed] == [run]
     assert (study.output / "evidence.md").read_text() == text
-    assert "20 runs, 10 finished; left: about " in study_plan(study)
+    assert "30 runs, 12 finished; left: about " in study_plan(study)
+
+    # Another method has three arms.
+    assert run_study(study, [of_other], 1, said.append) == 0
+    text = (study.output / "evidence.md").read_text()
+    assert "3 of 5 planned comparisons are complete" in text
+    assert "## 3 known of 5 classes, recipe paper, small_legogcd" in text
+    assert sorted(folder.name for folder in study.output.glob("runs/*legogcd*")) == sorted(
+        f"3of5-paper-small_legogcd-{arm}-seed{seed}"
+        for arm in ("baseline", "null", "EAGC")
+        for seed in (0, 1)
+    )
 
     # A run that fails is counted, listed and tried again.
     def fail(job):
@@ -155,7 +188,7 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     shutil.rmtree(run)
     assert run_study(study, [first], 1, said.append) == 1
     assert "FAILED: the loss is not finite" in capsys.readouterr().err
-    assert f"| {run.name} | no epoch is finished |" in (study.output / "evidence.md").read_text()
+    assert "| 3of5-paper | EEP | - | " in (study.output / "evidence.md").read_text()
 
 
 def test_seeds_and_epochs_are_fixed_when_a_study_begins(study):
@@ -163,7 +196,7 @@ def test_seeds_and_epochs_are_fixed_when_a_study_begins(study):
     check_study(study)
     more = replace(study, regimes=[replace(regime, seeds=3) for regime in study.regimes])
     for other in (more, replace(study, settings={"epochs": 2})):
-        with pytest.raises(ConfigError, match="holds a study with other seeds or epochs"):
+        with pytest.raises(ConfigError, match="holds a study with other data, seeds or epochs"):
             check_study(other)
     (study.output / "study.json").write_text("{")
     with pytest.raises(ConfigError, match=r"study\.json is damaged"):
@@ -174,4 +207,10 @@ def test_the_regimes_and_recipes_of_the_command():
     regimes = {known: (regime.classes, regime.seeds) for known, regime in module.REGIMES.items()}
     assert regimes == {10: (60, 10), 5: (60, 10), 20: (60, 10), 50: (100, 5), 100: (200, 5)}
     assert json.loads(json.dumps(Study(small_runs.Path("x")).design))["recipes"] == ["paper", "release"]
-    assert Cell(module.REGIMES[10], "paper") in Study(small_runs.Path("x")).cells
+    study = Study(small_runs.Path("x"))
+    assert study.cells[0] == Cell(module.REGIMES[10], "paper", "simgcd")
+    assert [cell.key for cell in study.cells[-3:]] == [
+        f"10of60-paper-{method}" for method in ("legogcd", "selex", "sptnet")
+    ]
+    starts = {run.config.init for run in study.runs() if run.cell.method == "sptnet" and run.seed == 3}
+    assert starts == {"x/runs/10of60-paper-baseline-seed3"}  # the same one for all arms

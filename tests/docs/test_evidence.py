@@ -1,0 +1,101 @@
+"""docs/evidence.md says what docs/evidence.csv holds, by the registered rule, computed here a second time."""
+
+import csv
+import itertools
+import re
+
+import numpy as np
+import pytest
+from documents import ROOT
+
+from eagc_ops.training.studies.study import OUTCOME, Study
+
+PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
+RUNS = list(csv.DictReader((ROOT / "docs" / "evidence.csv").open(encoding="utf-8")))
+PROBLEM = ("method", "known", "classes", "recipe")
+
+
+def accuracies(problem, arm, score="all"):
+    """By seed, of an arm; None unless all of its runs are finished."""
+    own = [run for run in RUNS if tuple(run[name] for name in PROBLEM) == problem and run["arm"] == arm]
+    assert [int(run["seed"]) for run in own] == list(range(len(own)))
+    return np.array([float(run[score]) for run in own]) if all(r["finished"] == "yes" for r in own) else None
+
+
+def sign_flip_p(differences):
+    flips = np.array(list(itertools.product((1, -1), repeat=len(differences))))
+    return np.mean(np.abs(flips @ differences) >= abs(differences.sum()) - 1e-6)
+
+
+def planned():
+    """(arm, problem) of the planned comparisons: EAGC everywhere, the whitened energy where it is trained."""
+    problems = list(dict.fromkeys(tuple(run[name] for name in PROBLEM) for run in RUNS))
+    arms = {
+        problem: {run["arm"] for run in RUNS if tuple(run[n] for n in PROBLEM) == problem}
+        for problem in problems
+    }
+    return [(arm, p) for p in problems for arm in ("EAGC", "whitened EAGC") if arm in arms[p]]
+
+
+def test_every_planned_run_is_listed():
+    assert [run["run"] for run in RUNS] == [run.folder.name for run in Study(ROOT / "x").runs()]
+    assert all(sentence in PAGE for sentence in OUTCOME)
+
+
+def test_the_table_is_that_of_the_runs():
+    found = {}
+    for arm, problem in planned():
+        base, null, with_arm = (accuracies(problem, name) for name in ("baseline", "null", arm))
+        complete = all(
+            accuracies(problem, run["arm"]) is not None
+            for run in RUNS
+            if tuple(run[name] for name in PROBLEM) == problem
+        )
+        if complete:
+            differences = with_arm - base
+            found[arm, problem] = differences, sign_flip_p(differences), np.abs(null - base).max()
+        else:
+            found[arm, problem] = None
+    seeds = {
+        problem: len([r for r in RUNS if tuple(r[n] for n in PROBLEM) == problem and r["arm"] == "EAGC"])
+        for _, problem in found
+    }
+    tested = [key for key in found if seeds[key[1]] >= 6]
+    order = sorted((key for key in tested if found[key]), key=lambda key: found[key][1])
+    adjusted, largest = {}, 0.0
+    for rank, key in enumerate(order):
+        largest = adjusted[key] = max(largest, min(1.0, (len(tested) - rank) * found[key][1]))
+
+    rows = [
+        line.strip("| ").split(" | ")
+        for line in PAGE.splitlines()
+        if re.match(r"\| (whitened )?EAGC \| [a-z]", line)
+    ]
+    assert len(rows) == len(found)
+    for row, (key, comparison) in zip(rows, found.items()):
+        arm, (method, known, classes, recipe) = key
+        assert row[:6] == [arm, method, known, classes, recipe, str(seeds[key[1]])]
+        if comparison is None:
+            assert row[12] == "not complete"
+            continue
+        old, new = (
+            (accuracies(key[1], arm, score) - accuracies(key[1], "baseline", score)).mean()
+            for score in ("old", "new")
+        )
+        assert tuple(map(float, row[13].split(", "))) == pytest.approx((old, new), abs=0.006)
+        differences, p, floor = comparison
+        assert float(row[7]) == pytest.approx(differences.mean(), abs=0.006)
+        low, high = map(float, row[8].split(" to "))
+        assert differences.min() - 0.006 <= low <= differences.mean() + 0.006
+        assert differences.mean() - 0.006 <= high <= differences.max() + 0.006
+        assert float(row[9]) == pytest.approx(floor, abs=0.006)
+        assert float(row[10]) == pytest.approx(p, abs=0.0006)
+        if key not in adjusted:
+            assert row[11:13] == ["-", "too few seeds to decide"]
+            continue
+        assert float(row[11]) == pytest.approx(adjusted[key], abs=0.0006)
+        shown = adjusted[key] < 0.05 and abs(differences.mean()) > floor
+        word = ("a gain" if differences.mean() > 0 else "a loss") if shown else None
+        assert row[12] == word if word else row[12] in ("nothing shown", "below the noise floor")
+    complete = sum(comparison is not None for comparison in found.values())
+    assert f"{complete} of {len(found)} planned comparisons are complete" in PAGE

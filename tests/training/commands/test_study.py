@@ -1,0 +1,83 @@
+"""`eagc study` on a person's own images, and in a process of its own."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from eagc_ops.cli import main
+
+EAGC = [sys.executable, "-m", "eagc_ops.cli"]
+
+
+@pytest.fixture
+def own(data, tmp_path):
+    """The words for a study of a few images, of which some classes are known."""
+    words = ["study", "-o", str(tmp_path / "study"), "--backbone", "vit_digits", "--image-size", "16"]
+    return *words, *(w for name, value in data.items() for w in (f"--{name.replace('_', '-')}", str(value)))
+
+
+def test_own_images_are_counted(own, capsys):
+    assert main([*own, "--seeds", "2", "--epochs", "3", "--batch-size", "30", "--dry-run"]) == 0
+    plan = capsys.readouterr().out.splitlines()
+    assert plan[0].split("  ")[1] == "3 known of 5 classes, recipe paper"
+    assert "6 arms x 2 seeds = 12 runs, 0 finished; left: 72 steps" in plan[0]  # 60 images
+    assert plan[1].startswith("  12 runs, 0 finished")
+
+
+def test_what_a_study_of_own_images_refuses(own, capsys):
+    for words, message in {
+        ("study", "--backbone", "vit_digits"): "--backbone belongs to a study of your own images: name their "
+        "folder too, with --root",
+        (
+            *own,
+            "--known",
+            "5",
+        ): "--known chooses among the regimes of glyphs; the known classes of --root are in --split-file",
+        own: "--batch-size 128 is larger than the 60 images of an epoch; choose a smaller one",
+    }.items():
+        assert main([*words, "--dry-run"]) == 2
+        error = capsys.readouterr().err
+        assert message in error
+        assert error.count("\n") == 1
+
+
+def test_in_the_background_until_it_is_stopped(own, tmp_path):
+    """Even if the shell that started it ignores Ctrl-C, as shells do in scripts."""
+    environment = {**os.environ, "TQDM_DISABLE": "1"}
+    ran = subprocess.run(
+        [*EAGC, *own, "--seeds", "50", "--batch-size", "30", "--jobs", "1", "--background"],
+        env=environment, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_IGN),
+        capture_output=True, text=True, timeout=120, check=True,
+    )  # fmt: skip
+    process = int(re.search(r"process (\d+) goes on, its lines in ", ran.stdout)[1])
+    log = tmp_path / "study" / "study.log"
+    try:
+        for _ in range(1200):
+            if "300 runs, 0 of them finished before" in log.read_text():
+                break
+            time.sleep(0.1)
+        os.kill(process, signal.SIGINT)
+        for _ in range(600):
+            if not _lives(process):
+                break
+            time.sleep(0.1)
+        assert not _lives(process)
+    finally:
+        if _lives(process):
+            os.killpg(process, signal.SIGKILL)
+    assert log.read_text().splitlines()[-1].startswith("eagc study: interrupted"), log.read_text()
+    assert not (tmp_path / "study" / ".lock").exists()
+
+
+def _lives(process):
+    try:
+        state = Path(f"/proc/{process}/stat").read_text().rsplit(")", 1)[1].split()[0]
+    except FileNotFoundError:
+        return False
+    return state != "Z"

@@ -141,6 +141,7 @@ def aot(records: Rows) -> Table:
         "tau uniform": "uniform",
         "count": "count",
         "rows beyond 2 GB": "far_rows",
+        "basis": "basis",
     }
     lines = []
     for r in records:

@@ -17,7 +17,7 @@ from torch import Tensor
 from eagc_ops import kernels
 from eagc_ops.console import bar
 from eagc_ops.kernels import Coordination, Execution, Implementation, Inputs, Precision, formulas
-from eagc_ops.subspace import solve_conceptor
+from eagc_ops.subspace import Subspace, solve_conceptor
 
 LAMBDA_P = 3.0  # the largest of the released scripts: the projection is as large as the gradient
 MOMENTUM = 0.5  # of the running Ebar: the old value and the batch have equal weight
@@ -43,6 +43,7 @@ class Form:
     scale: float | None = None
     labelled: float | None = None  # number of labelled rows, averaged over ranks; None: counted in the call
     anchored: bool = True
+    basis: bool = False  # of the energy
 
 
 FORMS = {
@@ -51,6 +52,7 @@ FORMS = {
     "sum": Form(Coordination(lambda_p=LAMBDA_P, anchor="sum")),
     "scaled": Form(scale=0.25, labelled=3.0),
     "no anchor": Form(anchored=False),
+    "basis": Form(basis=True),
 }
 FORM_SHAPE = (300, 96)
 
@@ -151,6 +153,8 @@ def compile_kernels(chosen: Iterable[Case], device: torch.device, shown: bool) -
             matrix = torch.empty((case.dim, case.dim), device=device)
             scale, labelled = (None if value is None else one for value in (form.scale, form.labelled))
             inputs = Inputs(z, z if form.anchored else None, mask, matrix, one, scale, labelled)
+            if form.basis:
+                inputs = inputs._replace(basis=matrix, weights=matrix[0])
             launch.coordinate(z, inputs, form.settings, case.precision)
             launch.labelled_energy(inputs, MOMENTUM, case.precision, update=True)
         number = len(compilations)
@@ -271,21 +275,41 @@ def make_inputs(case: Case) -> tuple[Tensor, Inputs, Coordination]:
     number = max(mask.sum().item(), 1) if form.labelled is None else form.labelled
     per_row = number * dim if form.settings.anchor == "mean" else 1
     settings = form.settings._replace(lambda_a=0.7 / (form.scale or 1.0) * per_row)
-    energy = formulas.energy_ratio(z.double(), matrix.to(case.matrix_dtype).double())
-    energy_ref = (1.5 * energy.mean()).to(torch.promote_types(case.dtype, torch.float32))
     scale, labelled = (
         None if value is None else torch.tensor(value) for value in (form.scale, form.labelled)
     )
-    return g, Inputs(z, z_ref if form.anchored else None, mask, matrix, energy_ref, scale, labelled), settings
+    one = torch.ones((), dtype=torch.promote_types(case.dtype, torch.float32))
+    inputs = Inputs(z, z_ref if form.anchored else None, mask, matrix, one, scale, labelled)
+    if form.basis:
+        basis, weights = whitened(dim)
+        inputs = inputs._replace(basis=basis, weights=weights)
+    energy = formulas.energy_of(inputs.rounded(case.matrix_dtype).widened(torch.float64))
+    return g, inputs._replace(energy_ref=(1.5 * energy.mean()).to(one.dtype)), settings
 
 
 @functools.cache
 def conceptor(dim: int) -> Tensor:
     """A conceptor of features with a decaying spectrum, (D, D) fp32."""
+    features = features_of(dim)
+    return solve_conceptor(features.T @ features / len(features), 2.0).float()
+
+
+@functools.cache
+def whitened(dim: int) -> tuple[Tensor, Tensor]:
+    """The basis (D, D) and the weights (D,), fp32, of a whitened energy of such features."""
+    features = features_of(dim)
+    # Half of the features are labelled, and have little in the last directions.
+    labelled = features[::2] * torch.arange(1, dim + 1).rsqrt()
+    subspace = Subspace.whitened(labelled, features)
+    assert subspace.basis is not None and subspace.weights is not None
+    return subspace.basis, subspace.weights
+
+
+def features_of(dim: int) -> Tensor:
+    """(2 D, D) fp64 with a decaying spectrum."""
     generator = torch.Generator().manual_seed(dim)
     features = torch.randn(2 * dim, dim, generator=generator, dtype=torch.float64)
-    features = features * torch.arange(1, dim + 1).rsqrt()
-    return solve_conceptor(features.T @ features / len(features), 2.0).float()
+    return features * torch.arange(1, dim + 1).rsqrt()
 
 
 @contextlib.contextmanager

@@ -78,7 +78,7 @@ class Case:
 
     z_ref has `dtype`, or is fp32 (`wide_ref`). With `far_rows`, g, z and z_ref lie in storage of more than
     2 GB, as z = tokens[:, 0] of many tokens does; in smaller storage, launches on AMD use 32-bit addresses.
-    With `count`, the number of labelled rows is an argument.
+    With `count`, the number of labelled rows is an argument. With `basis`, the energy has one.
     """
 
     kernel: str
@@ -92,6 +92,7 @@ class Case:
     tau: Tau = "energy"
     count: bool = False
     far_rows: bool = False
+    basis: bool = False
 
 
 @dataclass(frozen=True)
@@ -117,16 +118,16 @@ class Step(NamedTuple):
 
 
 def steps(case: Case) -> tuple[Step, ...]:
-    """The loops of a kernel: z S and g S together, then g S alone (see `fused._products`)."""
+    """The loops of a kernel: z S (or z M) and g S together, then g S alone (see `fused._products`)."""
     tile = case.tile
     if case.kernel == "compaction":
         return ()
     operand = DTYPES[case.dtype]
     matrix = operand_dtype(operand, case.precision)
 
-    def step(factors: int, inner: int) -> Step:
+    def step(factors: int, inner: int, matrices: int = 1) -> Step:
         volume = tile.block_m * tile.block_n * tile.block_k
-        loaded = factors * tile.block_m * operand.itemsize + tile.block_n * matrix.itemsize
+        loaded = factors * tile.block_m * operand.itemsize + matrices * tile.block_n * matrix.itemsize
         products = 3 if case.precision == "tf32x3" else 1  # large x large, large x small, small x large
         return Step(factors * products * volume, tile.block_k * loaded, inner // tile.block_k)
 
@@ -134,9 +135,11 @@ def steps(case: Case) -> tuple[Step, ...]:
     units = -(-case.dim // unit)
     both = units // 2 + 1  # z S down to the diagonal block, in the column blocks that have the most
     if case.kernel == "labelled_energy":
-        return (step(1, both * unit),)
+        return (step(1, (units if case.basis else both) * unit),)
     if case.tau == "uniform":
         return (step(1, units * unit),)
+    if case.basis:
+        return (step(2, units * unit, matrices=2),)
     if tile.triangle:
         return step(2, both * unit), step(1, (units - both) * unit)
     return (step(2, units * unit),)
@@ -299,6 +302,8 @@ def launch_of(case: Case) -> Launch:
     z_ref = z.float() if case.wide_ref else z
     mask, one = empty(case.rows, dtype=torch.bool), empty()
     inputs = Inputs(z, z_ref, mask, empty(case.dim, case.dim), one, one, one if case.count else None)
+    if case.basis:
+        inputs = inputs._replace(basis=empty(case.dim, case.dim), weights=empty(case.dim))
     settings = Coordination(tau=case.tau)
     if case.kernel == "labelled_energy":
         launches = labelled_energy_launches(
@@ -337,7 +342,7 @@ def as_record(case: Case, resources: Resources) -> dict[str, Any]:
         for loop, step in zip(resources.loops, steps(case))
     ]
     z_ref_dtype = torch.float32 if case.wide_ref else None
-    picked = pick(case.arch, case.rows, case.dim, DTYPES[case.dtype], case.precision, z_ref_dtype)
+    picked = pick(case.arch, case.rows, case.dim, DTYPES[case.dtype], case.precision, z_ref_dtype, case.basis)
     del record["tile"]
     return record | case.tile._asdict() | {"chosen": case.tile == picked}
 
@@ -369,6 +374,7 @@ def _cases_of(arch: str) -> Iterator[Case]:
             yield _case("coordinate", arch, dtype, "high", rows, dim)
     yield _case("coordinate", arch, "bf16", "high", 65536, 1000)
     yield _case("labelled_energy", arch, "bf16", "high", 65536, 768)
+    yield from _cases_with_basis(arch)
     if arch.startswith("gfx"):
         for dtype in DTYPES:
             for kernel in KERNELS:
@@ -388,12 +394,31 @@ def _cases_of(arch: str) -> Iterator[Case]:
                 yield _case("labelled_energy", arch, "fp32", precision, rows, 768)
 
 
+def _cases_with_basis(arch: str) -> Iterator[Case]:
+    """The tiles of both kernels in all dtypes, and the other precisions."""
+    for dtype in DTYPES:
+        for rows, dim in ((512, 384), (256, 768), (512, 4096), (2048, 768), (65536, 768), *UNEVEN):
+            for kernel in KERNELS:
+                yield _case(kernel, arch, dtype, "auto", rows, dim, basis=True)
+    for dtype in ("bf16", "fp16"):
+        yield _case("coordinate", arch, dtype, "auto", 256, 768, wide_ref=True, basis=True)
+        yield _case("coordinate", arch, dtype, "high", 256, 768, basis=True)
+    yield _case("labelled_energy", arch, "bf16", "high", 256, 768, basis=True)
+    for dtype in DTYPES if arch.startswith("gfx") else ():
+        for kernel in KERNELS:
+            yield _case(kernel, arch, dtype, "auto", SCAN_LIMIT, 768, far_rows=True, basis=True)
+    for precision in () if arch.startswith("gfx") else TF32:
+        for rows in (256, 2048, 65536):
+            yield _case("coordinate", arch, "fp32", precision, rows, 768, basis=True)
+        yield _case("labelled_energy", arch, "fp32", precision, 256, 768, basis=True)
+
+
 def _case(
     kernel: str, arch: str, dtype: str, precision: Precision, rows: int, dim: int, **options: Any
 ) -> Case:
     """A case with the tile that a launch picks."""
     z_ref_dtype = torch.float32 if options.get("wide_ref") else None
-    tile = pick(arch, rows, dim, DTYPES[dtype], precision, z_ref_dtype)
+    tile = pick(arch, rows, dim, DTYPES[dtype], precision, z_ref_dtype, options.get("basis", False))
     return Case(kernel, arch, dtype, precision, rows, dim, tile, **options)
 
 

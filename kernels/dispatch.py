@@ -33,7 +33,7 @@ def coordinate(g: Tensor, inputs: Inputs, settings: Coordination, execution: Exe
             launched = _launched(
                 lambda launch: launch.coordinate(g, inputs, settings, execution.precision),
                 execution,
-                inputs.z,
+                inputs,
             )
             if launched is not None:
                 return launched.gradient
@@ -74,7 +74,7 @@ def labelled_energy(
             launched = _launched(
                 lambda launch: launch.labelled_energy(inputs, momentum, execution.precision, update=update),
                 execution,
-                z,
+                inputs,
             )
             if launched is not None:
                 return launched
@@ -154,26 +154,20 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-# The kinds of calls, by device, dtype, D and precision, that impl="auto" could not launch.
-_unserved: set[tuple[torch.device, torch.dtype, int, Precision]] = set()
+# A kind of calls: device, dtype, D, precision, and whether the energy has a basis.
+_Kind = tuple[torch.device, torch.dtype, int, Precision, bool]
+_unserved: set[_Kind] = set()  # those that impl="auto" could not launch
 
 
 def _serving(execution: Execution, inputs: Inputs) -> Implementation:
     """The implementation for a call: "torch" where impl="auto" has found that the kernel does not launch."""
-    z = inputs.z
-    impl = implementation(execution, z.device, z.dtype)
-    if impl == "triton" and inputs.basis is not None:
-        if execution.impl == "auto":
-            return "torch"
-        raise RuntimeError(
-            'impl="triton" cannot be used: the kernel has no energy in a basis; use impl="torch" or "auto"'
-        )
-    if impl == "triton" and execution.impl == "auto" and _kind(execution, z) in _unserved:
+    impl = implementation(execution, inputs.z.device, inputs.z.dtype)
+    if impl == "triton" and execution.impl == "auto" and _kind(execution, inputs) in _unserved:
         return "torch"
     return impl
 
 
-def _launched(call: Callable[[types.ModuleType], Any], execution: Execution, z: Tensor) -> Any:
+def _launched(call: Callable[[types.ModuleType], Any], execution: Execution, inputs: Inputs) -> Any:
     """`call(launch)`; None, with one warning, if impl="auto" has to do without the kernel.
 
     A kernel may not compile or not fit a GPU that nobody has tried, or Triton may find no C compiler. A
@@ -185,7 +179,8 @@ def _launched(call: Callable[[types.ModuleType], Any], execution: Execution, z: 
     except Exception as error:
         if execution.impl != "auto" or isinstance(error, torch.OutOfMemoryError):
             raise
-        _unserved.add(_kind(execution, z))
+        z = inputs.z
+        _unserved.add(_kind(execution, inputs))
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
         warnings.warn(
             f"the Triton kernel of EAGC cannot be launched for {z.dtype} features with D={z.shape[1]} on "
@@ -196,8 +191,9 @@ def _launched(call: Callable[[types.ModuleType], Any], execution: Execution, z: 
         return None
 
 
-def _kind(execution: Execution, z: Tensor) -> tuple[torch.device, torch.dtype, int, Precision]:
-    return z.device, z.dtype, z.shape[1], execution.precision
+def _kind(execution: Execution, inputs: Inputs) -> _Kind:
+    z = inputs.z
+    return z.device, z.dtype, z.shape[1], execution.precision, inputs.basis is not None
 
 
 def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:

@@ -6,7 +6,8 @@
        rows, so no matrix product is spent on labelled rows and the host need not know how many there are.
        Beyond SCAN_LIMIT rows `compaction_kernel` has listed them.
     2. A program multiplies its rows of z and of g by one column block of S, reading S once for both. Its
-       share of z S z^T and |z|^2 goes to `partial`, its block of g S to `product`.
+       share of z S z^T and |z|^2 goes to `partial`, its block of g S to `product`. If the energy has a basis
+       M, z is multiplied by M instead, and the shares are sums over the squares of z M, as in `formulas`.
     3. The last program of a row block to arrive sums the shares, forms E and tau, and writes
        g - lambda_p tau (g S). It is found by an atomic counter: no program spins, so none can deadlock. The
        shares are summed in a fixed order, so the result does not depend on which program came last.
@@ -88,6 +89,7 @@ def _products(
     g_stride,
     z_stride,
     matrix_ptr,
+    basis_ptr,  # None: z too is multiplied by the matrix
     row,
     cols,
     column_block,
@@ -105,7 +107,7 @@ def _products(
     as much as that in row j and column i, and one of the two is enough, doubled. Column block j takes its
     diagonal block and the blocks above it up to half way round (the last one is above the first), so that all
     programs have the same work: of n blocks (n - 1) / 2 above the diagonal and, if n is even, one more in the
-    second half of the column blocks.
+    second half of the column blocks. With a basis M it is z M, without TRIANGLE.
     """
     a_gs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
     a_zs = tl.zeros((BLOCK_M, BLOCK_N), tl.float32)
@@ -144,6 +146,8 @@ def _products(
                 a_gs = tl.dot(b_g, b_s, a_gs, input_precision=PRECISION)
             if z_ptr is not None:
                 b_z = _block_of_rows(z_ptr, row, z_stride, k, D, BLOCK_N, BLOCK_K).to(DOT)
+                if basis_ptr is not None:
+                    b_s = _block_of_matrix(basis_ptr, k, cols, D, BLOCK_N, BLOCK_K).to(DOT)
                 a_zs = tl.dot(b_z, b_s, a_zs, input_precision=PRECISION)
     return a_gs, a_zs
 
@@ -192,6 +196,20 @@ def _energy_of_group(partial_ptr, rank, valid, rows, column_blocks):
 
 
 @triton.jit
+def _factors(z_ptr, z_stride, weights_ptr, a_zs, row, cols, m_block, D: tl.constexpr):
+    """Two blocks: the sum of their products, and that of the first one's squares, are a share of both forms.
+
+    They are z and z S or, in a basis, z M and the same weighted.
+    """
+    if weights_ptr is not None:
+        b_weights = tl.load(weights_ptr + cols, mask=cols < D, other=0.0)
+        return a_zs, a_zs * b_weights[None, :]
+    else:
+        b_z = tl.load(z_ptr + row[:, None] * z_stride + cols[None, :], mask=m_block, other=0.0).to(tl.float32)
+        return b_z, a_zs
+
+
+@triton.jit
 def _store_energy_shares(partial_ptr, b_z, b_zs, rank, valid, rows, column_block):
     share = partial_ptr + 2 * column_block * rows.to(tl.int64) + rank
     tl.store(share, tl.sum(b_z * b_zs, 1), mask=valid)
@@ -227,6 +245,8 @@ def coordinate_kernel(
     mask_ptr,  # (rows,) uint8, 1 = labelled
     order_ptr,  # the unlabelled rows as `compaction_kernel` lists them; None: found in the kernel
     matrix_ptr,  # (D, D) contiguous, symmetric
+    basis_ptr,  # (D, D) contiguous; None: the energy is that of S
+    weights_ptr,  # (D,) fp32; None exactly if basis_ptr is
     energy_ref_ptr,  # () fp32, Ebar
     scale_ptr,  # () fp32, loss scale; None: 1
     count_ptr,  # () fp32, N_l averaged over the ranks; None: counted here
@@ -299,6 +319,7 @@ def coordinate_kernel(
             g_stride,
             z_stride,
             matrix_ptr,
+            basis_ptr,
             safe,
             cols,
             column_block,
@@ -323,10 +344,8 @@ def coordinate_kernel(
                 tl.store(energy_ptr + safe, float("nan"), mask=valid)
                 tl.store(tau_ptr + safe, 1.0, mask=valid)
         else:
-            b_z = tl.load(z_ptr + safe[:, None] * z_stride + cols[None, :], mask=m_block, other=0.0).to(
-                tl.float32
-            )
-            _store_energy_shares(partial_ptr, b_z, a_zs, rank, valid, rows, column_block)
+            b_z, b_zs = _factors(z_ptr, z_stride, weights_ptr, a_zs, safe, cols, m_block, D)
+            _store_energy_shares(partial_ptr, b_z, b_zs, rank, valid, rows, column_block)
             tl.store(product_ptr + safe[:, None] * D + cols[None, :], a_gs, mask=m_block)
             if _arrive(arrivals_ptr + group, AMD) == column_blocks - 1:
                 energy = _energy_of_group(partial_ptr, rank, valid, rows, column_blocks)
@@ -359,7 +378,8 @@ def labelled_energy_kernel(
     z_ptr,  # (rows, D), row stride z_stride
     mask_ptr,  # (rows,) uint8, 1 = labelled
     order_ptr,  # the labelled rows as `compaction_kernel` lists them; None: found in the kernel
-    matrix_ptr,  # (D, D) contiguous, symmetric
+    matrix_ptr,  # (D, D) contiguous: S, symmetric, or the basis
+    weights_ptr,  # (D,) fp32, of the basis; None: the energy is that of S
     energy_ref_ptr,  # () fp32, Ebar, updated in place when UPDATE
     used_ptr,  # () fp32: the value after the update
     sums_ptr,  # (2,) fp32: sum of E over labelled rows, their number
@@ -401,6 +421,7 @@ def labelled_energy_kernel(
             None,
             z_stride,
             matrix_ptr,
+            None,
             safe,
             cols,
             column_block,
@@ -410,13 +431,11 @@ def labelled_energy_kernel(
             BLOCK_M,
             BLOCK_N,
             BLOCK_K,
-            True,
+            weights_ptr is None,
         )
         m_block = valid[:, None] & m_cols[None, :]
-        b_z = tl.load(z_ptr + safe[:, None] * z_stride + cols[None, :], mask=m_block, other=0.0).to(
-            tl.float32
-        )
-        _store_energy_shares(partial_ptr, b_z, a_zs, rank, valid, rows, column_block)
+        b_z, b_zs = _factors(z_ptr, z_stride, weights_ptr, a_zs, safe, cols, m_block, D)
+        _store_energy_shares(partial_ptr, b_z, b_zs, rank, valid, rows, column_block)
         if _arrive(arrivals_ptr + 1 + group, AMD) == column_blocks - 1:
             energy = _energy_of_group(partial_ptr, rank, valid, rows, column_blocks)
             tl.store(group_sum_ptr + group, tl.sum(tl.where(valid, energy, 0.0), 0))

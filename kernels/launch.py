@@ -78,6 +78,8 @@ def coordinate_launches(
     rows, dim = g.shape
     g, z = _with_unit_columns(g), _with_unit_columns(inputs.z)
     z_ref = None if inputs.z_ref is None else _with_unit_columns(inputs.z_ref)
+    if settings.tau == "uniform":
+        inputs = inputs._replace(basis=None, weights=None)
     plan = _Plan(z, inputs, precision, tile, arch, None if z_ref is None else z_ref.dtype)
     out = torch.empty((rows, dim), dtype=g.dtype, device=g.device)
     order, launches = plan.compaction(inputs.mask, labelled=False)
@@ -88,6 +90,8 @@ def coordinate_launches(
         "mask_ptr": _as_bytes(inputs.mask),
         "order_ptr": order,
         "matrix_ptr": plan.matrix,
+        "basis_ptr": plan.basis,
+        "weights_ptr": plan.weights,
         "energy_ref_ptr": inputs.energy_ref.to(torch.float32),
         "scale_ptr": None if inputs.scale is None else inputs.scale.to(torch.float32),
         "count_ptr": None if inputs.labelled is None else inputs.labelled.to(torch.float32),
@@ -108,7 +112,7 @@ def coordinate_launches(
         "D": dim,
         "MEAN": settings.anchor == "mean",
         "UNIFORM": settings.tau == "uniform",
-        "TRIANGLE": plan.tile.triangle,
+        "TRIANGLE": plan.tile.triangle and plan.basis is None,  # M has no symmetry
         "TAIL": plan.tile.tail,
     }
     return [*launches, *plan.launches(coordinate_kernel, arguments)]
@@ -131,7 +135,8 @@ def labelled_energy_launches(
         "z_ptr": z,
         "mask_ptr": _as_bytes(inputs.mask),
         "order_ptr": order,
-        "matrix_ptr": plan.matrix,
+        "matrix_ptr": plan.matrix if plan.basis is None else plan.basis,
+        "weights_ptr": plan.weights,
         "energy_ref_ptr": inputs.energy_ref,
         "used_ptr": torch.empty((), dtype=torch.float32, device=z.device),
         "sums_ptr": torch.empty(2, dtype=torch.float32, device=z.device),
@@ -200,7 +205,7 @@ def effective(precision: Precision, dtype: torch.dtype) -> Precision:
 
 
 class _Plan:
-    """The tile, the grid and the options of a launch for z, with the matrix in the dtype of the products."""
+    """The tile, the grid and the options of a launch for z, with S and M in the dtype of the products."""
 
     def __init__(
         self,
@@ -215,9 +220,13 @@ class _Plan:
         self.device = z.device
         arch = arch or architecture(z.device)
         precision = effective(precision, z.dtype)
-        self.tile = tile or _tile(z, precision, z_ref_dtype)
+        self.tile = tile or _tile(z, precision, z_ref_dtype, inputs.basis is not None)
         dtype = operand_dtype(z.dtype, precision)
-        self.matrix = _operand(inputs, dtype)
+        self.matrix = _operand(inputs.matrix, inputs.half, dtype)
+        self.basis = self.weights = None
+        if inputs.basis is not None and inputs.weights is not None:
+            self.basis = _operand(inputs.basis, inputs.half_basis, dtype)
+            self.weights = inputs.weights.to(torch.float32).contiguous()
         self.column_blocks = triton.cdiv(self.dim, self.tile.block_n)
         self.row_blocks = triton.cdiv(self.rows, self.tile.block_m)
         self.options = {
@@ -296,17 +305,17 @@ def _with_unit_columns(x: Tensor) -> Tensor:
     return x if x.stride(1) == 1 and x.stride(0) >= x.shape[1] else x.contiguous()
 
 
-def _tile(z: Tensor, precision: Precision, z_ref_dtype: torch.dtype | None) -> Tile:
+def _tile(z: Tensor, precision: Precision, z_ref_dtype: torch.dtype | None, basis: bool) -> Tile:
     """The tile that `eagc tune` found on this machine, or that of the table.
 
-    The search times z_ref in z's dtype; a different one needs more registers.
+    The search times z_ref in z's dtype and no basis; others need more registers and more shared memory.
     """
     rows, dim = z.shape
-    found = tuned.tile(z.device, rows, dim, z.dtype, precision) if z_ref_dtype in (None, z.dtype) else None
-    return found or pick(architecture(z.device), rows, dim, z.dtype, precision, z_ref_dtype)
+    searched = z_ref_dtype in (None, z.dtype) and not basis
+    found = tuned.tile(z.device, rows, dim, z.dtype, precision) if searched else None
+    return found or pick(architecture(z.device), rows, dim, z.dtype, precision, z_ref_dtype, basis)
 
 
-def _operand(inputs: Inputs, dtype: torch.dtype) -> Tensor:
-    """S in the dtype of the products: the caller's 16-bit copy, or a cast that lives as long as the call."""
-    half = inputs.half
-    return (half if half is not None and half.dtype == dtype else inputs.matrix.to(dtype)).contiguous()
+def _operand(wide: Tensor, half: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """S or M in the dtype of the products: the caller's 16-bit copy, or a cast for the time of the call."""
+    return (half if half is not None and half.dtype == dtype else wide.to(dtype)).contiguous()

@@ -155,16 +155,21 @@ def pick(
     dtype: torch.dtype,
     precision: str = "auto",
     z_ref_dtype: torch.dtype | None = None,
+    basis: bool = False,
 ) -> Tile:
     """The tile of the first entry of the architecture's family that covers the shape.
 
     If it does not divide D, the largest tile before it that does.
 
-    `dtype` is the dtype of z, `z_ref_dtype` that of z_ref (None: no anchor), `precision` as in `eagc_op`.
+    `dtype` is the dtype of z, `z_ref_dtype` that of z_ref (None: no anchor), `precision` as in `eagc_op`;
+    `basis`: whether the energy has one.
 
     >>> pick("sm_80", 256, 768, torch.float32)
     Tile(block_m=16, block_n=64, block_k=32, warps=4, stages=4, triangle=True)
     """
+    if basis:
+        tile = pick(arch, rows, dim, dtype, precision, z_ref_dtype)
+        return _with_basis(tile, arch, products(dtype, precision))
     kind = products(dtype, precision)
     small = SMALL_CDNA if family(arch) == "cdna" else SMALL
     if kind == "fp32" and dtype != torch.float32:
@@ -172,6 +177,20 @@ def pick(
     tiles = [entry.tile(kind) for entry in _entries(arch, rows, dim, kind)]
     divides = [tile for tile in tiles if dim % tile.block_n == 0 and dim % tile.block_k == 0]
     return divides[-1] if divides and z_ref_dtype in (None, dtype) else small.tile(kind)
+
+
+def _with_basis(tile: Tile, arch: str, kind: Products) -> Tile:
+    """The tile for a kernel that also reads a block of the basis in every step; a basis has no triangle.
+
+    Of four stages it gives up one: its blocks then take about the shared memory that they take without a
+    basis, and as many of them fit on an SM.
+    """
+    tile = tile._replace(stages=min(tile.stages, 3), triangle=False)
+    if kind == "tf32x3" and tile.block_n == 128:  # spills
+        return tile._replace(block_m=32, block_n=64, warps=4)
+    if kind == "half" and tile.block_n <= (64 if family(arch) == "narrow" else 32):
+        return tile._replace(block_k=32)  # 64 spill 4 to 8 bytes: more addresses of more loads in flight
+    return tile
 
 
 def _entries(arch: str, rows: int, dim: int, kind: Products) -> list[Entry]:

@@ -326,24 +326,25 @@ class TestHalfCopies:
         """Forward and backward; the function, which has no copy, casts S itself to the same bits."""
         from eagc_ops.kernels import launch
 
-        case = make_case(dtype=dtype)
+        case = make_case(dtype=dtype, basis=True)
         module = module_of(case, energy_momentum=0.5, impl="triton")
         used = []
         operand = launch._operand
 
-        def spy(inputs, dtype):
-            used.append(operand(inputs, dtype))
+        def spy(wide, half, dtype):
+            used.append(operand(wide, half, dtype))
             return used[-1]
 
         monkeypatch.setattr(launch, "_operand", spy)
         z = case.z.clone().requires_grad_()
         grad = torch.autograd.grad(module(z, case.z_ref, case.mask), z, case.g)[0]
-        assert [x.data_ptr() for x in used] == [module._half(dtype).data_ptr()] * 2
+        kept = [module._half(dtype, name) for name in ("matrix", "basis")]
+        assert [x.data_ptr() for x in used] == [x.data_ptr() for x in kept] * 2
         function = eagc_op(
             z, case.z_ref, case.mask, module.subspace, energy_ref=module.energy_ref, impl="triton"
         )
         assert torch.equal(torch.autograd.grad(function, z, case.g)[0], grad)
-        assert used[-1].dtype == dtype and torch.equal(used[-1], used[0])
+        assert used[-1].dtype == dtype and all(map(torch.equal, used[-2:], used[:2]))
 
 
 def test_a_subspace_of_a_different_size_is_refused():

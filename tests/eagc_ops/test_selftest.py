@@ -68,6 +68,7 @@ def projected(r):
         ({"function": changed(tau="uniform")}, lambda r: projected(r) and r.form != "uniform"),
         ({"function": changed(tau="energy")}, lambda r: r.form == "uniform"),
         ({"function": changed(scale=None)}, lambda r: r.form == "scaled"),
+        ({"function": changed(basis=None)}, lambda r: r.form == "basis"),
         ({"function": changed(labelled=None)}, lambda r: r.form == "scaled"),
         ({"function": changed(anchor="mean")}, lambda r: r.form == "sum"),
         (
@@ -84,6 +85,7 @@ def projected(r):
         "tau=1",
         "tau",
         "scale",
+        "basis",
         "count",
         "mean",
         "sum",
@@ -144,9 +146,9 @@ def test_what_raises_is_a_failed_case_and_leaves_torch_as_it_was(results, capsys
                 r"^torch .*bfloat16 .*FAIL: RuntimeError: out of resource: shared memory$", out, re.MULTILINE
             )
         )
-        == 13
+        == 14
     )
-    assert out.endswith(" passed, 13 failed\n")
+    assert out.endswith(" passed, 14 failed\n")
 
 
 def test_a_failed_scenario_fails_the_command(capsys, monkeypatch):
@@ -187,7 +189,7 @@ def test_a_quick_run_on_a_gpu_compiles_a_quarter_of_the_kernels_of_a_full_one(mo
         {replace(case, labelled=0.5) for case in selftest.cases(gpu, **options) if case.impl == "triton"}
         for options in ({}, {"full": True}, {"races": True})
     )
-    assert len(quick) <= 30 < 90 <= len(full)
+    assert len(quick) <= 31 < 93 <= len(full)
     for kind in ("dtype", "precision", "form"):
         assert {getattr(case, kind) for case in quick} == {getattr(case, kind) for case in full}
     for cases in (quick, full):

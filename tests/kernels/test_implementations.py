@@ -39,9 +39,8 @@ def test_most_rows_of_the_cases_are_really_projected():
         assert_exercised(make_case(*shape, basis=True))
 
 
-@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("shape", [(3, 5), (40, 24), (20, 70)], ids=str)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16], ids=str)
-@pytest.mark.parametrize("impl", ["torch", "fp64"])
 def test_equals_the_formulas_with_an_energy_in_a_basis(impl, shape, dtype):
     case = make_case(*shape, dtype=dtype, basis=True)
     out, energy, _ = coordinate(case, impl)

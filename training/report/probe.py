@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from eagc_ops.files import atomic_write
+from eagc_ops.subspace import ENERGY_APERTURE, RIDGE
 from eagc_ops.table import Row, Table
 from eagc_ops.training.analysis.energies import RankedEnergy
 from eagc_ops.training.analysis.probe import DRIFT, Probe, from_json
@@ -54,7 +55,9 @@ def energies_text(ranked: Sequence[RankedEnergy]) -> str:
     """Other energies, best first."""
     rows = [Row([e.name, f"{e.auc:.3f}", f"{e.tau_known:.3f}", f"{e.tau_novel:.3f}"]) for e in ranked]
     table = Table(["energy", "AUC", "tau known", "tau novel"], rows)
-    return f"{table.text()}\n\nThe operator has the energy of the conceptor; the others are not in it."
+    whitened = f"the whitened one with ridge {RIDGE:.0%} and aperture {ENERGY_APERTURE:g} (--energy whitened)"
+    end = f"A run uses the energy of the conceptor, or {whitened}; the nearest class is not in the operator."
+    return f"{table.text()}\n\n{end}"
 
 
 def write_probe(file: Path, found: Probe) -> None:

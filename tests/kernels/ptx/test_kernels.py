@@ -42,12 +42,13 @@ class Call:
     inputs: dict = field(default_factory=dict)
     wide_ref: bool = False  # z_ref in fp32
     strided: bool = False  # z = tokens[:, 0]
+    basis: bool = False  # of the energy
     tile_of: int | None = None  # the tile of a call with so many rows; None: of this one
     schedules: tuple[int, ...] = SCHEDULES
 
     def __str__(self) -> str:
         extra = [*map(str, self.settings.values()), *self.inputs]
-        extra += ["wide"] * self.wide_ref + ["strided"] * self.strided
+        extra += ["wide"] * self.wide_ref + ["strided"] * self.strided + ["basis"] * self.basis
         extra += [f"tile of {self.tile_of}"] * (self.tile_of is not None)
         dtype = str(self.dtype).removeprefix("torch.")
         return "-".join(
@@ -56,7 +57,7 @@ class Call:
 
     @functools.cached_property
     def case(self):
-        case = make_case(self.rows, self.dim, dtype=self.dtype, labelled=self.labelled)
+        case = make_case(self.rows, self.dim, dtype=self.dtype, labelled=self.labelled, basis=self.basis)
         if self.wide_ref:
             case = case.replace(z_ref=case.z_ref.float())
         if self.strided:
@@ -75,7 +76,8 @@ class Call:
 
     @property
     def tile(self):
-        return self.tile_of and pick(self.arch, self.tile_of, self.dim, self.dtype, self.precision)
+        arguments = (self.arch, self.tile_of, self.dim, self.dtype, self.precision)
+        return self.tile_of and pick(*arguments, basis=self.basis)
 
     @property
     def chosen(self):
@@ -120,6 +122,11 @@ CALLS = [
     Call(rows=70, dim=256, precision="tf32x3", labelled=0.3, tile_of=4096, schedules=(0,)),
     Call(rows=256, dim=768, schedules=(0,)),
     Call(rows=256, dim=768, dtype=BF16, schedules=(0,)),
+    # An energy in a basis: both matrices in a step, full and uneven D, and the largest tile.
+    Call(basis=True),
+    Call(basis=True, dtype=BF16),
+    Call(basis=True, dtype=FP16, arch="sm_86", rows=37, dim=100),
+    Call(basis=True, rows=70, dim=256, dtype=BF16, labelled=0.3, tile_of=4096, schedules=(0, 1)),
 ]  # fmt: skip
 
 
@@ -196,6 +203,7 @@ ENERGY_CALLS = [
     Call(rows=70, dim=128, arch="sm_120", dtype=FP16),
     Call(rows=70, dim=128, precision="tf32"),
     Call(rows=SCAN_LIMIT + 3, dim=16, schedules=(0, 1)),
+    Call(rows=70, dim=64, basis=True),
 ]
 
 
@@ -210,7 +218,7 @@ def energy_run(call, seed, **options):
 @pytest.mark.parametrize("call", ENERGY_CALLS, ids=str)
 def test_the_running_energy_reference(call):
     case = call.case
-    inputs = case.inputs._replace(matrix=case.matrix.to(call.products)).widened(torch.float64)
+    inputs = case.inputs.rounded(call.products).widened(torch.float64)
     exact = formulas.labelled_energy(inputs)
     after = formulas.updated_energy_ref(torch.tensor(0.3).double(), exact, 0.9)
     first = None

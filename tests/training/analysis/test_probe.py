@@ -248,7 +248,9 @@ def test_the_command_keeps_the_features_and_writes_the_probe(words, tmp_path, ca
     monkeypatch.setattr(module, "pretrained_features", lambda *a, **k: encoded.append(1) or encode(*a, **k))
     assert call(capsys, "probe", *words)[1] in out  # the same, from the file
     assert not encoded
-    assert "nearest class, aperture 1" in call(capsys, "probe", *words, "--energies")[1]
+    ranked = call(capsys, "probe", *words, "--energies")[1]
+    assert "nearest class, aperture 1" in ranked
+    assert "the whitened one with ridge 1% and aperture 1 (--energy whitened)" in ranked
     assert encoded  # unlabelled images too
     assert len(list(kept.parent.glob("*.safetensors"))) == 2
 

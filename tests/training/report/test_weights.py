@@ -407,3 +407,18 @@ def test_groups_of_a_pca_subspace_draw_no_conceptor_spectrum(runs):
     known = KnownSubspace("A", run._replace(config=run.config.replace(subspace="pca")), None)
     assert weight_figures.spectrum_figure([known]) is None
     assert grouped([run])[0].name == "A"
+
+
+def test_energies_of_a_run_with_a_whitened_energy_are_its_own(data, tmp_path):
+    train(small_runs.small_config(data, epochs=1, energy="whitened"), tmp_path / "run")
+    tensors, _ = load_checkpoint(tmp_path / "run" / "last.safetensors")
+    M, w = tensors["eagc.basis"].double(), tensors["eagc.weights"].double()
+    A, B = M @ w.diag() @ M.T, M @ M.T
+    looks = weights.look_at_weights(grouped([read_run(tmp_path / "run")])).looks
+    (look,) = (look for look in looks if look.run is not None)
+    z = features(tmp_path / "run", data)[0][0].double()
+    exact = torch.stack([(row @ A @ row) / (row @ B @ row) for row in z])
+    assert look.energies.keys() == set(SETS)
+    torch.testing.assert_close(look.energies["labelled"].double(), exact, rtol=0, atol=1e-4)
+    notes = weight_figures.energy_figure(looks).notes
+    assert any("With energy='whitened' the feature is first whitened" in note for note in notes)

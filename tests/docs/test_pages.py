@@ -40,6 +40,11 @@ FACTS = {
         from PIL import Image
         assert images.image(6).tobytes() == Image.open("unlabelled/00006.png").tobytes()
     """,
+    "docs/cifar10.md": """
+        assert len(list(Path("photos").glob("*/*.png"))) == 100 == len(images.targets)
+        assert {folder.name for folder in Path("photos").iterdir()} == set(names)
+        assert json.loads(Path("split.json").read_text())["known_classes"] == names[:5]
+    """,
     "docs/extending.md": """
         import torch
         from eagc_ops.training.methods import METHODS, Problem
@@ -53,7 +58,10 @@ FACTS = {
 }
 
 # What a page has downloaded before its code runs: not the official images, of which the reader warns.
-DOWNLOADED = {"docs/walk.md": lambda folder: layouts.cifar10_root(folder / "data", None)}
+DOWNLOADED = {
+    page: lambda folder: layouts.cifar10_root(folder / "data", None)
+    for page in ("docs/cifar10.md", "docs/walk.md")
+}
 
 
 def test_these_are_the_pages_with_code():

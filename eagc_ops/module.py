@@ -322,6 +322,8 @@ class EAGC(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        for name in ("basis", "weights"):  # modules that were pickled before there was an energy in a basis
+            self._buffers.setdefault(name, None)
         self._halve()  # a copy counts its writes anew
 
 

@@ -25,7 +25,7 @@ class Subspace:
     `Subspace.conceptor` and `Subspace.pca` fit one to labelled features; `Subspace(matrix, energy_ref)` takes
     your own (any floating dtype, converted to fp32). `energy_ref` is a number or a 0-d tensor in (0, 1].
 
-    The energy ratio is z S z^T / |z|^2. `Subspace.whitened` fits a different one, any ratio of two quadratic
+    The energy ratio is z S z^T / |z|^2. `Subspace.whitened` fits a different one, a ratio of two quadratic
     forms (`kernels.formulas`), and `basis` (D, D), invertible, and `weights` (D,) in [0, 1] give your own:
     E = sum_j weights_j (z basis)_j^2 / |z basis|^2. S is still what is projected out.
 
@@ -61,7 +61,7 @@ class Subspace:
         self.matrix = matrix.detach().to(torch.float32, copy=True).contiguous()
         self.energy_ref = torch.as_tensor(energy_ref).detach().to(matrix.device, torch.float32, copy=True)
         if basis is not None and weights is not None:
-            self.basis = basis.detach().to(torch.float32, copy=True).contiguous()
+            self.basis = _unit_scale(basis.detach()).to(torch.float32, copy=True).contiguous()
             self.weights = weights.detach().to(torch.float32, copy=True).contiguous()
 
     @classmethod
@@ -435,6 +435,16 @@ def _check_aperture(
     if not isinstance(aperture, Real) or not 0 < aperture < float("inf"):
         raise ValueError(f"{name} must be a positive number, got {aperture!r}; {usual}")
     return float(aperture)
+
+
+def _unit_scale(basis: Tensor) -> Tensor:
+    """The basis times a power of two, so that its columns have norm 1 up to sqrt(2), in the mean square.
+
+    No ratio depends on its scale, but the floor of the denominator and the range of 16 bits do. A power of
+    two rounds nothing, and changes nothing a second time.
+    """
+    size = torch.linalg.matrix_norm(basis.double()) / len(basis) ** 0.5
+    return basis.double() * torch.exp2(-torch.log2(size).round())
 
 
 def _check_basis(basis: Tensor | None, weights: Tensor | None, matrix: Tensor) -> None:

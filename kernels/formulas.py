@@ -8,8 +8,8 @@ S = R (R + aperture^-2 I)^-1), and g = dL/dz.
     unlabelled rows:  g_i' = g_i - lambda_p * tau_i * (g_i S)             energy-aware elastic projection
     labelled rows:    g_i' = g_i + s * c * lambda_a * (z_i - z_ref_i)     anchor-based gradient alignment
 
-E may instead be any ratio of two quadratic forms, z A z^T / z B z^T with B positive definite. Both are
-diagonal in one basis, the columns of an invertible M (D, D), with weights w_j in [0, 1]:
+E may instead be any ratio of two quadratic forms with values in [0, 1], z A z^T / z B z^T with B positive
+definite. Both are diagonal in one basis, the columns of an invertible M (D, D), with weights w_j in [0, 1]:
 
     E_i   = clamp(sum_j w_j (z_i M)_j^2 / max(sum_j (z_i M)_j^2, 1e-12), 0, 1)
 

@@ -184,6 +184,20 @@ def test_the_whitened_energy_is_its_definition(count, ridge, aperture):
     assert torch.linalg.matrix_norm(subspace.basis).item() == pytest.approx(24**0.5)
 
 
+@pytest.mark.parametrize("scale", [1e-12, 1e-8, 0.3, 1e5])
+def test_no_energy_depends_on_the_scale_of_its_basis(scale):
+    """Neither by the floor of the denominator nor in 16 bits; a second time nothing changes."""
+    draw = torch.Generator().manual_seed(0)
+    basis, weights = torch.randn(8, 8, generator=draw, dtype=torch.float64), torch.rand(8, generator=draw)
+    z = torch.randn(20, 8, generator=draw, dtype=torch.float64)
+    inside = z @ basis * weights @ (z @ basis).T
+    expected = inside.diagonal() / (z @ basis).square().sum(1)
+    own = Subspace(torch.eye(8), 0.5, basis=scale * basis, weights=weights)
+    torch.testing.assert_close(own.energy(z), expected, rtol=1e-5, atol=0)
+    assert 0.1 < own.basis.half().abs().max() < 10
+    assert torch.equal(Subspace(torch.eye(8), 0.5, basis=own.basis, weights=weights).basis, own.basis)
+
+
 def test_the_whitened_energy_is_invariant_under_linear_maps():
     """Without a ridge, all features may be multiplied by any invertible matrix."""
     labelled, everything = two_sets()

@@ -4,7 +4,8 @@ tau is formed with the subspace of the reference model, while the student's feat
 A subspace that is fitted again to the student's labelled features is what a refit during training would give.
 
     start       E of the reference model's features, by its own subspace
-    end         E of the trained student's features, by the reference model's subspace: what EAGC uses
+    end         E of the trained student's features, by the reference model's subspace, as in the operator;
+                Ebar is that of the fit, also where a run's own has moved on (`energy_momentum`)
     refitted    E of the trained student's features, by the subspace of its own labelled features
 
 Each by the plain conceptor and by the whitened energy. True labels only group the rows.
@@ -40,12 +41,12 @@ class LateEnergy(NamedTuple):
     tau_novel: float
 
 
-def late_energies(run: Path, store: Path) -> list[LateEnergy]:
-    """The energies of a finished run with warm start; `store` is its folder of reference models."""
+def late_energies(run: Path) -> list[LateEnergy]:
+    """The energies of a finished run with warm start."""
     folder = RunFolder.open(run)
     experiment = Experiment(folder.config, AutomaticPixels(run.absolute().parent / "pixels", build=False))
     tensors, _ = experiment.read_checkpoint(folder.last)
-    experiment.prepare(store)  # the warm start: now the student is the reference model
+    experiment.prepare(folder.references)  # the warm start: now the student is the reference model
     start = _features(experiment)
     experiment.student.load(tensors)
     end = _features(experiment)

@@ -31,13 +31,14 @@ from eagc_ops.training.studies.study import (
     Cell,
     Regime,
     Study,
+    check_starts,
     check_study,
     study_plan,
 )
 
 # Settings of a study of one's own images: where they are, and what their number and the backbone ask for
 OWN = (
-    *("root", "split_file", "skip_unreadable", "flip", "backbone", "weights", "image_size"),
+    *("root", "split_file", "skip_unreadable", "flip", "channels", "backbone", "weights", "image_size"),
     *("batch_size", "backbone_lr", "head_lr", "mlp_head_layers"),
 )
 
@@ -125,6 +126,14 @@ def main(argv: list[str]) -> int:
         and cell.recipe in arguments.recipes
         and cell.method in arguments.methods
     ]
+    if not now:
+        raise ConfigError(
+            f"no part of the study has --known {' '.join(map(str, arguments.known))}, --recipes "
+            f"{' '.join(arguments.recipes)} and --methods {' '.join(arguments.methods)} at once: other "
+            f"methods than {METHOD} are trained at 10 known classes with the recipe paper, and --root "
+            f"by {METHOD} with paper"
+        )
+    check_starts(study, now)
     print(study_plan(study), flush=True)
     if arguments.dry_run:
         return 0
@@ -154,8 +163,18 @@ def _own(
     from eagc_ops.training.data import open_data  # torchvision takes seconds to import
 
     data = open_data(
-        "folder", own["root"], split_file=own["split_file"], skip_unreadable=config.skip_unreadable
+        "folder",
+        own["root"],
+        split_file=own["split_file"],
+        skip_unreadable=config.skip_unreadable,
+        channels=config.channels,
     )
+    fewest = data.labelled.labels.bincount(minlength=data.known).min().item()
+    if data.known < 3 or fewest < 2:
+        raise ConfigError(
+            f"split_file {own['split_file']} has {data.known} known classes, the smallest with {fewest} "
+            "labelled images: the probe of a study needs at least 3 classes with 2 labelled images each"
+        )
     regime = Regime(data.known, data.known + data.novel, len(data.merged), settings=own)
     config.check_sizes(Sizes(known=data.known, images=len(data.merged), labelled=len(data.labelled)))
     return (regime,), ("paper",), ()

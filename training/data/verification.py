@@ -125,7 +125,7 @@ class _Check:
             self.lines.append(f"ok: {len(images):,} files can be read ({how})")
         if others := {mode: n for mode, n in sorted(found.modes.items()) if mode != "RGB"}:
             listed = ", ".join(f"{n:,} in mode {mode}" for mode, n in others.items())
-            grey = all(mode[0] in "1LI" for mode in found.modes)
+            grey = all(mode[0] in "1LI" and mode != "LAB" for mode in found.modes)
             hint = "; all are grey, and --channels 1 trains on one channel" if grey else ""
             self.lines.append(f"note: images to be converted to RGB: {listed}{hint}")
         return found.unreadable

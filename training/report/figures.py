@@ -44,7 +44,7 @@ def accuracy_figure(groups: Sequence[RunGroup]) -> Picture | None:
     _legend(figure, groups, groups)
     return picture(
         figure,
-        "Accuracy on the unlabelled training images after every epoch.",
+        "Accuracy on the unlabelled training images after every evaluated epoch.",
         [
             "All three panels use one optimal matching of clusters to classes.",
             "Lines are means over seeds, bands one standard deviation to each side.",

@@ -34,7 +34,7 @@ from eagc_ops.training.studies.study import (
     Cell,
     Study,
     StudyRun,
-    smallest_p,
+    can_decide,
 )
 
 __all__ = ["Comparison", "compare", "decision", "evaluated", "write_evidence"]
@@ -59,8 +59,8 @@ _DIFFERENCES = (
 )
 _ENERGIES = (
     "Energies of the unlabelled images in the runs with EAGC, known against novel classes. *Start*: features "
-    "and subspace of the reference model. *End*: features of the trained student, the same subspace, which "
-    "is what EAGC uses. *Refitted*: a subspace of the trained student's own labelled features."
+    "and subspace of the reference model. *End*: features of the trained student, the same subspace, "
+    "as in the operator. *Refitted*: a subspace of the trained student's own labelled features."
 )
 _EVERY_RUN = (
     "All in percent at the last epoch, by seed; a dash for a run without a finished epoch. "
@@ -145,9 +145,9 @@ def compare(values: Values, arm: str, measure: str = "all") -> Comparison:
     return Comparison(paired, *bootstrap_interval(paired.differences), floor)
 
 
-def decision(found: Comparison, adjusted: float) -> str:
-    """What the registered rule says; see `OUTCOME`."""
-    if smallest_p(found.paired.n) >= LEVEL:
+def decision(found: Comparison, adjusted: float, tests: int) -> str:
+    """What the registered rule says of one of so many tests; see `OUTCOME`."""
+    if not can_decide(found.paired.n, tests):
         return "too few seeds to decide"
     if not adjusted < LEVEL:
         return "nothing shown"
@@ -164,20 +164,15 @@ def _record(run: StudyRun) -> RunRecord | None:
     return read_run(run.folder)
 
 
-def _corrected(found: Found) -> dict[tuple[Cell, str], float]:
+def _corrected(study: Study, found: Found) -> dict[tuple[Cell, str], float]:
     """Holm's p-values of the planned comparisons that are tested; NaN where one is not complete."""
-    tested = [key for key in found if _can_decide(key[0])]
-    raw = [NAN if (comparison := found[key]) is None else comparison.paired.p for key in tested]
-    return dict(zip(tested, holm(raw)))
-
-
-def _can_decide(cell: Cell) -> bool:
-    return smallest_p(cell.regime.seeds) < LEVEL
+    raw = [NAN if (comparison := found[key]) is None else comparison.paired.p for key in study.tested]
+    return dict(zip(study.tested, holm(raw)))
 
 
 def _answer(study: Study, complete: Mapping[Cell, Values], found: Found) -> list[str]:
     """The result in words, and a row for every planned comparison."""
-    adjusted = _corrected(found)
+    adjusted = _corrected(study, found)
     header = ["arm", "method", "known", "of", "recipe", "seeds", "probe's AUC", "All - baseline"]
     header += ["bootstrap 95 %", "noise floor", "p", "p, corrected", "decision", "Old, New - baseline"]
     rows, decided = [], []
@@ -190,7 +185,7 @@ def _answer(study: Study, complete: Mapping[Cell, Values], found: Found) -> list
             cells += ["-"] * 5 + ["not complete", "-"]
         else:
             p = adjusted.get((cell, arm), NAN)
-            decided.append(decision(comparison, p))
+            decided.append(decision(comparison, p, len(adjusted)))
             cells += [f"{comparison.paired.mean:+.2f}", f"{comparison.low:+.2f} to {comparison.high:+.2f}"]
             cells += [f"{comparison.floor:.2f}", f"{comparison.paired.p:.3f}"]
             beside = [f"{compare(complete[cell], arm, score).paired.mean:+.2f}" for score in ("old", "new")]
@@ -202,9 +197,9 @@ def _answer(study: Study, complete: Mapping[Cell, Values], found: Found) -> list
         + (f": {', '.join(counted)}." if counted else "."),
         Table(header, rows, headings=5).markdown(),
         "Differences are in points of accuracy at the last epoch: All on all unlabelled images, which "
-        "decides, Old and New on those of known and of novel classes. The correction "
-        f"counts the {len(adjusted)} planned comparisons that can decide. The probe's AUC is that of its "
-        "best conceptor, from labelled images alone, before the runs.",
+        "decides, Old and New on those of known and of novel classes. The correction counts the "
+        f"{len(adjusted)} planned comparisons with at least 6 seeds. The probe's AUC is that of its best "
+        "conceptor, from labelled images alone, before the runs.",
     ]
 
 
@@ -264,14 +259,17 @@ def _csv(planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> str:
     """The last epoch's numbers of all planned runs; empty where a run has none."""
     text = io.StringIO()
     lines = csv.writer(text, lineterminator="\n")
-    lines.writerow(["run", "known", "classes", "recipe", "method", "arm", "seed", "finished", *COLUMNS])
+    names = ["run", "known", "classes", "recipe", "method", "arm", "seed", "commit", "finished"]
+    lines.writerow([*names, *COLUMNS])
     for run in planned:
         record, cell = records.get(run.folder), run.cell
         values = {} if record is None else measures(record)
         numbers = ["" if math.isnan(x := values.get(name, NAN)) else f"{x:.10g}" for name in COLUMNS]
         finished = record is not None and record.result is not None
         problem = [cell.regime.known, cell.regime.classes, cell.recipe, cell.method]
-        lines.writerow([run.folder.name, *problem, run.arm, run.seed, "yes" if finished else "no", *numbers])
+        commit = "" if record is None else record.facts.commit
+        progress = [run.arm, run.seed, commit, "yes" if finished else "no"]
+        lines.writerow([run.folder.name, *problem, *progress, *numbers])
     return text.getvalue()
 
 

@@ -38,6 +38,7 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
             say(f"After the first run:\n{study_plan(study)}")
             left = left[1:]
         failed += train_jobs(left, at_a_time, say)
+        write_evidence(study)
         _late_energies(study, cell)
         write_evidence(study)
     return failed
@@ -49,6 +50,6 @@ def _late_energies(study: Study, cell: Cell) -> None:
         file = study.late_file(run)
         measured = (run.cell, run.arm) == (cell, FULL) and run.config.warm_start
         if measured and (run.folder / "result.json").exists() and not file.exists():
-            found = late_energies(run.folder, run.folder.parent / "references")
+            found = late_energies(run.folder)
             file.parent.mkdir(exist_ok=True)
             atomic_write(file, json.dumps([energy._asdict() for energy in found], indent=1) + "\n")

@@ -9,12 +9,13 @@ of the operator alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagc_ops.files import atomic_write
+from eagc_ops.training.config import NULL as NULL_RUN
 from eagc_ops.training.config import Config, ConfigError, Diagnosis, Glyphs, config_class, resolve
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.paper.planning import duration, epochs_done, seconds_per_step
@@ -36,6 +37,8 @@ __all__ = [
     "Study",
     "StudyRun",
     "begin_study",
+    "can_decide",
+    "check_starts",
     "check_study",
     "smallest_p",
     "study_plan",
@@ -53,7 +56,7 @@ LEVEL = 0.05  # of the corrected p-value
 BASELINE, NULL, FULL, WHITENED = "baseline", "null", "EAGC", "whitened EAGC"
 ARMS: dict[str, dict[str, Any]] = {  # arm: the settings in which it differs from the others
     BASELINE: {"eagc": False},
-    NULL: {"lambda_a": 1e-4, "lambda_p": 1e-4},  # the operator is there and changes next to nothing
+    NULL: NULL_RUN,
     "AGA": {"lambda_p": 0.0},
     "EEP": {"lambda_a": 0.0},
     FULL: {},
@@ -169,8 +172,8 @@ class Study:
     """A study in the folder `output`.
 
     It holds `study.json` (what was fixed at the beginning), `runs/`, `trunk/`, `features/`, `probes/`,
-    `energies/` (of finished runs), and
-    `evidence.md` with its `figures/`, and the numbers of all runs in `evidence.csv`.
+    `energies/` (of finished runs), `evidence.md` with its `figures/`, and the numbers of all runs in
+    `evidence.csv`.
     """
 
     output: Path
@@ -184,6 +187,12 @@ class Study:
     def cells(self) -> list[Cell]:
         cells = [Cell(regime, recipe, METHOD) for regime in self.regimes for recipe in self.recipes]
         return cells + [cells[0]._replace(method=method) for method in self.others]
+
+    @property
+    def tested(self) -> list[tuple[Cell, str]]:
+        """The comparisons for which the p-values are corrected: (cell, arm)."""
+        enough = (cell for cell in self.cells if smallest_p(cell.regime.seeds) < LEVEL)
+        return [(cell, arm) for cell in enough for arm in cell.tested]
 
     @property
     def design(self) -> dict[str, Any]:
@@ -241,6 +250,15 @@ def smallest_p(seeds: int) -> float:
     return min(1.0, 2 / 2**seeds)
 
 
+def can_decide(seeds: int, tests: int) -> bool:
+    """Whether a p-value that is corrected for so many tests can reach the level at all.
+
+    >>> can_decide(6, 1), can_decide(6, 2), can_decide(7, 2)
+    (True, False, True)
+    """
+    return smallest_p(seeds) * max(tests, 1) < LEVEL
+
+
 def check_study(study: Study) -> None:
     """Check the settings and the places of all runs, and that the study is the one of its folder."""
     for run in study.runs():
@@ -257,6 +275,19 @@ def check_study(study: Study) -> None:
             raise ConfigError(
                 f"{study.output} holds a study with other data, seeds or epochs, which are fixed when it "
                 "begins: leave the options as they were, or choose a different --output"
+            )
+
+
+def check_starts(study: Study, now: Collection[Cell]) -> None:
+    """Check that the runs that SPTNet starts from are there, or trained in the same command."""
+    runs = study.runs()
+    made = {run.folder for run in runs if run.cell in now}
+    for run in (run for run in runs if run.cell in now):
+        start = Path(getattr(run.config, "init", None) or run.folder)
+        if start not in made and not (start / "result.json").exists():
+            raise ConfigError(
+                f"{run.cell.method} starts from runs of {METHOD} that are not finished, such as {start}: "
+                f"train them first, or with it (--methods {METHOD} {run.cell.method})"
             )
 
 
@@ -299,8 +330,13 @@ def study_plan(study: Study) -> str:
         time = f"about {duration([total])} for {more} runs, one at a time" if general else "no time yet"
         text += f"; left: {time} (steps with their diagnoses: reference models and evaluations come on top)"
     lines.append(text)
+    tests = len(study.tested)
     for seeds in sorted({cell.regime.seeds for cell in study.cells}):
         least = smallest_p(seeds)
-        too_few = ": too few to show anything" if least >= LEVEL else ""
-        lines.append(f"  with {seeds} seeds, p cannot be below {least:.2g}{too_few}")
+        if least >= LEVEL:
+            lines.append(f"  with {seeds} seeds, p cannot be below {least:.2g}: too few to show anything")
+        else:
+            too_few = "" if can_decide(seeds, tests) else ": too few to show anything"
+            corrected = f"or {tests * least:.2g} after the correction for {tests} comparisons"
+            lines.append(f"  with {seeds} seeds, p cannot be below {least:.2g}, {corrected}{too_few}")
     return "\n".join(lines)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau i
 def test_late_energies_by_their_definition(data, tmp_path):
     aperture = 0.3
     train(small_runs.small_config(data, epochs=1, warm_start=True, aperture=aperture), tmp_path / "run")
-    measured = late_energies(tmp_path / "run", tmp_path / "references")
+    measured = late_energies(tmp_path / "run")
     found = {(one.energy, one.stage): one for one in measured}
     assert list(found) == [(energy, stage) for energy in ("conceptor", "whitened") for stage in STAGES]
 

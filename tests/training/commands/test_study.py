@@ -1,5 +1,6 @@
 """`eagc study` on a person's own images, and in a process of its own."""
 
+import json
 import os
 import re
 import signal
@@ -30,7 +31,10 @@ def test_own_images_are_counted(own, capsys):
     assert plan[1].startswith("  12 runs, 0 finished")
 
 
-def test_what_a_study_of_own_images_refuses(own, capsys):
+def test_what_a_study_refuses(own, data, tmp_path, capsys):
+    few = str(tmp_path / "few.json")
+    split = json.loads(Path(data["split_file"]).read_text())
+    Path(few).write_text(json.dumps({**split, "known_classes": split["known_classes"][:2]}))
     for words, message in {
         ("study", "--backbone", "vit_digits"): "--backbone belongs to a study of your own images: name their "
         "folder too, with --root",
@@ -39,6 +43,19 @@ def test_what_a_study_of_own_images_refuses(own, capsys):
             "--known",
             "5",
         ): "--known chooses among the regimes of glyphs; the known classes of --root are in --split-file",
+        ("study", "--methods", "legogcd", "--known", "5"): "no part of the study has --known 5, --recipes "
+        "paper release and --methods legogcd at once: other methods than simgcd are trained at 10",
+        ("study", "--methods", "sptnet", "-o", own[2]): "sptnet starts from runs of simgcd that are not "
+        f"finished, such as {own[2]}/runs/10of60-paper-baseline-seed0: train them first",
+        (*own, "--recipes", "release", "--batch-size", "30"): "no part of the study has",
+        (
+            *own,
+            "--split-file",
+            few,
+            "--batch-size",
+            "30",
+        ): f"--split-file {few} has 2 known classes, the smallest "
+        "with 5 labelled images: the probe of a study needs at least 3 classes with 2 labelled images each",
         own: "--batch-size 128 is larger than the 60 images of an epoch; choose a smaller one",
     }.items():
         assert main([*words, "--dry-run"]) == 2

@@ -38,12 +38,13 @@ def test_the_decision_is_the_registered_one():
     assert found.floor == pytest.approx(0.3)
     assert found.paired.p == pytest.approx(2 / 2**10)
     assert 1.2 < found.low < 1.45 < found.high < 1.7
-    assert decision(found, 10 * found.paired.p) == "a gain"
-    assert decision(compare(recorded([-x for x in steady]), "EAGC"), 0.02) == "a loss"
-    assert decision(found, 0.051) == "nothing shown"
-    assert decision(compare(recorded(steady, null=1.6), "EAGC"), 0.02) == "below the noise floor"
+    assert decision(found, 15 * found.paired.p, 15) == "a gain"
+    assert decision(compare(recorded([-x for x in steady]), "EAGC"), 0.02, 15) == "a loss"
+    assert decision(found, 0.051, 15) == "nothing shown"
+    assert decision(compare(recorded(steady, null=1.6), "EAGC"), 0.02, 15) == "below the noise floor"
+    assert decision(found, 0.06, 26) == "too few seeds to decide"  # 26 x 2 / 2^10 is above 0.05
     few = {arm: values[:5] for arm, values in recorded(steady).items()}
-    assert decision(compare(few, "EAGC"), 0.01) == "too few seeds to decide"
+    assert decision(compare(few, "EAGC"), 0.01, 1) == "too few seeds to decide"
 
 
 def test_holm_by_its_definition():
@@ -117,6 +118,7 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     assert {line["all"] for line in listed if line["finished"] == "no"} == {""}
     for line in done:
         assert f" {float(line['all']):.1f} |" in text
+        assert line["commit"]
         assert float(line["drift"]) > 0
         assert (line["eep_share"] == "") == (line["arm"] == "baseline")
         assert (line["arm"] in ("AGA", "baseline")) == (float(line["eep_share"] or 0) == 0)
@@ -132,7 +134,7 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
 
     corrected = []
     with monkeypatch.context() as patch:
-        patch.setattr(evidence, "LEVEL", 0.6)  # as if two seeds could decide
+        patch.setattr(module, "LEVEL", 0.6)  # as if two seeds could decide
         patch.setattr(evidence, "holm", lambda p: corrected.extend(p) or [0.123, *[math.nan] * 4])
         write_evidence(study)
     assert corrected[0] == pytest.approx(float(rows["small", "3", "5"][10]), abs=1e-3)
@@ -212,5 +214,13 @@ def test_the_regimes_and_recipes_of_the_command():
     assert [cell.key for cell in study.cells[-3:]] == [
         f"10of60-paper-{method}" for method in ("legogcd", "selex", "sptnet")
     ]
+    assert len(study.tested) == 3 * 2 * 2 + 3  # three regimes, two recipes, two arms; three methods
+    assert module.can_decide(10, len(study.tested))
+    sptnet = study.cells[-1]
+    with pytest.raises(
+        ConfigError, match="sptnet starts from runs of simgcd that are not finished, such as x/"
+    ):
+        module.check_starts(study, [sptnet])
+    module.check_starts(study, [study.cells[0], sptnet])
     starts = {run.config.init for run in study.runs() if run.cell.method == "sptnet" and run.seed == 3}
     assert starts == {"x/runs/10of60-paper-baseline-seed3"}  # the same one for all arms

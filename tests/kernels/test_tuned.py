@@ -31,8 +31,8 @@ def file(tmp_path, monkeypatch):
     tuned.forget()
 
 
-def chosen(rows=200, dim=64, dtype=torch.float32, precision="auto", z_ref_dtype=None):
-    return launch._tile(torch.empty(rows, dim, dtype=dtype), precision, z_ref_dtype)
+def chosen(rows=200, dim=64, dtype=torch.float32, precision="auto", z_ref_dtype=None, basis=False):
+    return launch._tile(torch.empty(rows, dim, dtype=dtype), precision, z_ref_dtype, basis)
 
 
 def test_is_in_the_cache_folder_of_the_user(monkeypatch, tmp_path):
@@ -58,6 +58,7 @@ def test_a_launch_takes_the_tile_of_its_own_kind_of_call_only(file):
     for other in (
         {"rows": 128},
         {"rows": 257},
+        {"basis": True},
         {"dim": 32},
         {"dtype": torch.bfloat16},
         {"precision": "tf32"},

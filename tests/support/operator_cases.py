@@ -96,7 +96,9 @@ def make_case(
     if basis:
         turned = (torch.eye(dim, dtype=torch.float64) + 0.5 * normal(dim, dim) / dim**0.5).float()
         weights = (0.1 + 0.8 * spectrum**2).float()
-        inputs = inputs._replace(basis=spectrum.rsqrt().float()[:, None] * turned, weights=weights)
+        turned = spectrum.rsqrt().float()[:, None] * turned
+        turned *= dim**0.5 / torch.linalg.matrix_norm(turned)  # a subspace leaves this scale as it is
+        inputs = inputs._replace(basis=turned, weights=weights)
     if rows:
         energy = formulas.energy_of(inputs.widened(torch.float64))
         inputs = inputs._replace(energy_ref=energy.quantile(0.8).float().clamp_min(1e-3))

@@ -230,7 +230,7 @@ def test_an_interrupted_discovery_goes_on_with_the_same_call(
     shutil.copytree(photos[0], home)
     options = {**settings, "trunk_cache": None, "checkpoint_every": 1}
     fit = runs._fit
-    monkeypatch.setattr(runs, "_fit", lambda e, f, c: fit(e, f, [*c, Stop()]))
+    monkeypatch.setattr(runs, "_fit", lambda e, f, c, say: fit(e, f, [*c, Stop()], say))
     with pytest.raises(KeyboardInterrupt):
         made((home,), tmp_path / "found", options)
     assert RunFolder.open(tmp_path / "found").result() is None

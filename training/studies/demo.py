@@ -106,7 +106,7 @@ def run_demo(home: Path, *, seeds: int, epochs: int, at_a_time: int, fresh: bool
         measured.setdefault(variant, {})[seed] = measures(record)
     say(f"\n{summary(measured)}")
     say(f"\n{verdict(measured)}")
-    late = late_energies(folders[FULL, 0], home / "runs" / "references")
+    late = late_energies(folders[FULL, 0])
     (after,) = (energy for energy in late if (energy.energy, energy.stage) == ("conceptor", "end"))
     say(probe_beside(found, aperture, after, measured))
     if warned := sum(bool(record.result["warnings"]) for record in records.values()):

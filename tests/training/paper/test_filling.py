@@ -147,7 +147,7 @@ def test_differences_are_those_of_the_runs(ablation):
 
 
 def test_selex_as_the_release_measures_it_has_a_table_of_its_own(ablation):
-    start = cells(ablation.text.split("SelEx at the start of an epoch")[1])
+    start = cells(ablation.text.split("SelEx at the best start of an epoch, chosen with the truth")[1])
     assert start.keys() == {"SelEx, recipe of + EAGC *", "I", "II", "+ EAGC"}  # preset release
     for title, key in (("SelEx, recipe of + EAGC *", "SelEx recipe"), ("+ EAGC", "SelEx + EAGC")):
         ((run, _),) = ablation.runs[key, DIGITS].values()

@@ -45,6 +45,14 @@ def pytest_terminal_summary(terminalreporter):
         terminalreporter.write_line(line)
 
 
+@pytest.fixture(autouse=True)
+def same_answer_to_ctrl_c():
+    """A command that Ctrl-C ended keeps its handler, because its process is about to end: a test goes on."""
+    before = signal.getsignal(signal.SIGINT)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 @pytest.fixture(params=["triton"] if INTERPRETED else ["torch", "fp64"])
 def impl(request) -> str:
     return request.param

@@ -7,7 +7,7 @@ the body directly.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -43,23 +43,29 @@ def observe(
     """
     group = "" if process_group is None else process_group.group_name
     run = observe_op if _is_intercepted(inputs.z) else _observe
-    used, labelled = run(*_without_anchor(inputs), momentum, group, *execution)
+    used, labelled = run(*_packed(inputs), momentum, group, *execution)
     return Observation(used, labelled if group else None)
 
 
 def energies(inputs: Inputs, settings: Coordination, execution: Execution) -> tuple[Tensor, Tensor]:
     """Energy ratio and tau of every row, (rows,) fp32 each, NaN on labelled rows."""
     run = energies_op if _is_intercepted(inputs.z) else _energies
-    out: tuple[Tensor, Tensor] = run(*_without_anchor(inputs), settings.tau, *execution)
+    out: tuple[Tensor, Tensor] = run(*_packed(inputs), settings.tau, *execution)
     return out
 
 
-def _without_anchor(inputs: Inputs) -> tuple[Any, ...]:
-    """The inputs of an energy, in the order of the schemas below."""
-    return (inputs.z, inputs.mask, inputs.matrix, inputs.energy_ref, *inputs[_HALF:])
+# The inputs of an energy, in the order of the schemas of `observe` and `energies`
+_OF_ENERGY = ("z", "mask", "matrix", "energy_ref", "half", "basis", "weights", "half_basis")
 
 
-_HALF = Inputs._fields.index("half")  # S and M in 16 bits, M and its weights come last
+def _packed(inputs: Inputs) -> tuple[Any, ...]:
+    return tuple(getattr(inputs, name) for name in _OF_ENERGY)
+
+
+def _unpacked(flat: Sequence[Any]) -> tuple[Inputs, Sequence[Any]]:
+    """The inputs without an anchor, and what follows them."""
+    count = len(_OF_ENERGY)
+    return Inputs(z_ref=None, **dict(zip(_OF_ENERGY, flat[:count]))), flat[count:]
 
 
 # Library.define and Library.impl instead of @custom_op: the same opaque op with five Python frames fewer at
@@ -87,21 +93,10 @@ def _coordinate(g: Tensor, *flat: Any) -> Tensor:
     return kernels.coordinate(g, inputs, settings, execution)
 
 
-def _observe(
-    z: Tensor,
-    mask: Tensor,
-    matrix: Tensor,
-    energy_ref: Tensor,
-    half: Tensor | None,
-    basis: Tensor | None,
-    weights: Tensor | None,
-    half_basis: Tensor | None,
-    momentum: float | None,
-    group: str,
-    *execution: Any,
-) -> tuple[Tensor, Tensor]:
+def _observe(*flat: Any) -> tuple[Tensor, Tensor]:
     """(Ebar to use, a fresh tensor; labelled rows averaged over the ranks, empty without a group)."""
-    inputs = Inputs(z, None, mask, matrix, energy_ref, None, None, half, basis, weights, half_basis)
+    inputs, (momentum, group, *execution) = _unpacked(flat)
+    z, mask, energy_ref = inputs.z, inputs.mask, inputs.energy_ref
     # Activation checkpointing runs the forward a second time during backward, where the batch must not be
     # counted again. The check is inside the opaque op because a compiled module can be run again too.
     momentum = momentum if torch._C._current_graph_task_id() == -1 else None
@@ -113,7 +108,7 @@ def _observe(
         sums = torch.stack([energy_ref.new_zeros(()), mask.sum().to(energy_ref.dtype)])
     else:
         sums, _ = kernels.labelled_energy(inputs, 1.0, Execution(*execution), update=False)
-    ranks = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined, arg-type]
+    ranks = dist.distributed_c10d._resolve_process_group(group)  # type: ignore[attr-defined]
     sums = sums.to(torch.float32)  # one dtype on every rank, even if a rank's batch is empty
     dist.all_reduce(sums, group=ranks)
     if momentum is not None:
@@ -121,19 +116,8 @@ def _observe(
     return energy_ref.clone(), (sums[1].clamp_min(1) / ranks.size()).to(torch.float32)
 
 
-def _energies(
-    z: Tensor,
-    mask: Tensor,
-    matrix: Tensor,
-    energy_ref: Tensor,
-    half: Tensor | None,
-    basis: Tensor | None,
-    weights: Tensor | None,
-    half_basis: Tensor | None,
-    tau: Any,
-    *execution: Any,
-) -> tuple[Tensor, Tensor]:
-    inputs = Inputs(z, None, mask, matrix, energy_ref, None, None, half, basis, weights, half_basis)
+def _energies(*flat: Any) -> tuple[Tensor, Tensor]:
+    inputs, (tau, *execution) = _unpacked(flat)
     energy, weight = kernels.energies(inputs, Coordination(tau=tau), Execution(*execution))
     return energy.float(), weight.float()
 
@@ -153,9 +137,10 @@ def _(g: Tensor, *rest: Any) -> Tensor:
 
 
 @torch.library.register_fake("eagc::observe", lib=_library)
-def _(z: Tensor, mask: Tensor, matrix: Tensor, energy_ref: Tensor, *rest: Any) -> Any:
-    group = rest[5]
-    return torch.empty_like(energy_ref), energy_ref.new_empty(()) if group else z.new_empty(0)
+def _(*flat: Any) -> Any:
+    inputs, (_, group, *_) = _unpacked(flat)
+    labelled = inputs.energy_ref.new_empty(()) if group else inputs.z.new_empty(0)
+    return torch.empty_like(inputs.energy_ref), labelled
 
 
 @torch.library.register_fake("eagc::energies", lib=_library)

@@ -49,7 +49,7 @@ def train(
     output = Path(output)
     check_run(config, output)
     with writing(output), attended():
-        pixels = _pixels_beside(output)
+        pixels = AutomaticPixels.beside(output)
         config, estimate = _with_estimated_k(config, pixels)
         experiment = Experiment(config, pixels)
         start = experiment.starting_point  # read now: one that does not fit must fail before run.json is made
@@ -77,7 +77,7 @@ def resume(
         return result
     check_run(config)
     with writing(folder.path), attended():
-        experiment = Experiment(config, _pixels_beside(folder.path))
+        experiment = Experiment(config, AutomaticPixels.beside(folder.path))
         folder.check(experiment.facts)
         folder.main = experiment.main
         return _fit(experiment, folder, callbacks, say)
@@ -104,7 +104,9 @@ def trained(output: str | Path, which: str = "last", **changes: Any) -> Experime
             f"{output} is a discovery: nobody knows the truth of its images, so there is no accuracy to "
             f"compute; see {Path(output) / 'categories.json'}"
         )
-    pixels = _pixels_beside(folder.path, build=False)  # one pass over the data does not pay for a cache
+    pixels = AutomaticPixels.beside(
+        folder.path, build=False
+    )  # one pass over the data does not pay for a cache
     experiment = Experiment(changed(folder.config, changes), pixels)
     folder.check(experiment.facts)
     tensors, _ = experiment.read_checkpoint(folder.last if which == "last" else folder.best)
@@ -119,11 +121,6 @@ def run_job(job: Job) -> dict[str, Any]:
     if (folder / "run.json").exists():
         return resume(folder, **{name: getattr(config, name) for name in config.machine_settings()})
     return train(config, folder)
-
-
-def _pixels_beside(run: Path, build: bool = True) -> AutomaticPixels:
-    """The runs of a folder share resized pixels, as they share reference models."""
-    return AutomaticPixels(run.absolute().parent / "pixels", build)
 
 
 def _fit(

@@ -15,7 +15,7 @@ of unlabelled images of novel classes.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
@@ -78,11 +78,7 @@ class WholeSets:
 
     def features(self) -> tuple[Tensor, Tensor | None]:
         """Z_old (N_old, D) and Z_new (N_new, D) or None, in fp32, by the current student."""
-        if self._kept is None and self.keeps:
-            self._kept = [
-                [self._through_trunk(i, batch) for i, batch in enumerate(part)] for part in self._batches()
-            ]
-        old, new = self._batches() if self._kept is None else self._kept
+        old, new = self._batches()
         encode = self.experiment.features.encode
         return encode(old)[0], encode(new)[0] if self.novel else None
 
@@ -93,13 +89,17 @@ class WholeSets:
             encoder = self.experiment.student.encoder
             current = encoder.tail_state()
             encoder.load_tail(tail)
-            self._old_ref = self.features()[0]
+            self._old_ref = self.experiment.features.encode(self._batches()[0])[0]
             encoder.load_tail(current)
         return self._old_ref
 
-    def _batches(self) -> tuple[Iterable[Batch], Iterable[Batch]]:
+    def _batches(self) -> Sequence[Iterable[Batch]]:
+        """The labelled images, and the unlabelled ones of novel classes; as tokens if those are kept."""
         batches = self.experiment.batches
-        return batches.labelled(), self._novel(batches.unlabelled())
+        parts = batches.labelled(), self._novel(batches.unlabelled())
+        if self._kept is None and self.keeps:
+            self._kept = [[self._through_trunk(i, batch) for i, batch in enumerate(part)] for part in parts]
+        return parts if self._kept is None else self._kept
 
     def _novel(self, batches: Iterable[Batch]) -> Iterator[Batch]:
         for batch in batches:

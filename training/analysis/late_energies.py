@@ -44,7 +44,7 @@ class LateEnergy(NamedTuple):
 def late_energies(run: Path) -> list[LateEnergy]:
     """The energies of a finished run with warm start."""
     folder = RunFolder.open(run)
-    experiment = Experiment(folder.config, AutomaticPixels(run.absolute().parent / "pixels", build=False))
+    experiment = Experiment(folder.config, AutomaticPixels.beside(run, build=False))
     tensors, _ = experiment.read_checkpoint(folder.last)
     experiment.prepare(folder.references)  # the warm start: now the student is the reference model
     start = _features(experiment)

@@ -1,7 +1,4 @@
-"""`eagc study`.
-
-The output folder holds `runs/`, `trunk/`, `features/`, `probes/`, `evidence.md` and its `figures/`.
-"""
+"""`eagc study`. `Study` says what its output folder holds."""
 
 from __future__ import annotations
 

@@ -50,6 +50,11 @@ class AutomaticPixels(NamedTuple):
     folder: Path
     build: bool = True  # False: use a cache that is there, and make none
 
+    @classmethod
+    def beside(cls, run: Path, build: bool = True) -> AutomaticPixels:
+        """The runs of a folder share resized pixels, as they share reference models."""
+        return cls(run.absolute().parent / "pixels", build)
+
 
 def batches(
     data: GCDData,

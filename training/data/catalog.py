@@ -8,7 +8,7 @@ import hashlib
 import os
 import warnings
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -58,13 +58,17 @@ class Images:
             return self.source.shape[2], self.source.shape[1]
         return image_size(self.source[position])
 
-    def origin(self) -> str:
-        """The sha256 of the files' names, sizes and times of change, or of the pixels of images in memory."""
+    def origin(self, positions: Sequence[int] | None = None) -> str:
+        """The sha256 of the files' names, sizes and times of change, or of the pixels of images in memory.
+
+        `positions`: of these images alone. No file is read for it.
+        """
         digest = hashlib.sha256()
         if isinstance(self.source, np.ndarray):
-            digest.update(f"{self.source.shape}".encode() + np.ascontiguousarray(self.source).data)
+            pixels = self.source if positions is None else self.source[positions]
+            digest.update(f"{pixels.shape}".encode() + np.ascontiguousarray(pixels).data)
             return digest.hexdigest()
-        for path in self.source:
+        for path in self.source if positions is None else (self.source[i] for i in positions):
             status = os.stat(path)
             name = os.path.relpath(path, self.home) if self.home else path
             digest.update(os.fsencode(name) + f"\0{status.st_size} {status.st_mtime_ns}\0".encode())

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
-import os
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor
 
-from eagc_ops.training.data import ImageSubset
 from eagc_ops.training.engine.checkpoint import tensor_digest
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.store import stored
@@ -32,7 +28,7 @@ def frozen_features(
         "kind": "features-1",
         "dataset": data.name,
         "split": data.split_hash,
-        "images": [_digest(part) for part in parts],
+        "images": [part.images.origin(part.uq_idx.numpy()) for part in parts],
         "inputs": experiment.facts.inputs,
         "trunk": encoder.trunk_fingerprint(),
         "tail": tensor_digest(encoder.tail_state()),
@@ -46,15 +42,3 @@ def frozen_features(
 
     tensors = stored(store, key, make)
     return tensors["z"], tensors["label"]
-
-
-def _digest(part: ImageSubset) -> str:
-    """Of the pixels, or of the files' paths, sizes and times of change: files are not read for it."""
-    digest, source, positions = hashlib.sha256(), part.images.source, part.uq_idx.numpy()
-    if isinstance(source, np.ndarray):
-        digest.update(np.ascontiguousarray(source[positions]).tobytes())
-    else:
-        for position in positions:
-            file = os.stat(source[position])
-            digest.update(f"{source[position]} {file.st_size} {file.st_mtime_ns}\n".encode())
-    return digest.hexdigest()

@@ -137,10 +137,7 @@ def evaluated(cell: Cell, planned: Sequence[StudyRun], records: Mapping[Path, Ru
 def compare(values: Values, arm: str, measure: str = "all") -> Comparison:
     """The paired differences of an arm to the baseline, in points."""
 
-    def column(of: str) -> list[float]:
-        return [value[measure] for value in values[of]]
-
-    paired, null = (paired_difference(column(of), column(BASELINE)) for of in (arm, NULL))
+    paired, null = (_differences(values, of, measure) for of in (arm, NULL))
     floor = max((abs(difference) for difference in null.differences), default=math.nan)
     return Comparison(paired, *bootstrap_interval(paired.differences), floor)
 
@@ -154,6 +151,10 @@ def decision(found: Comparison, adjusted: float, tests: int) -> str:
     if abs(found.paired.mean) <= found.floor:
         return "below the noise floor"
     return "a gain" if found.paired.mean > 0 else "a loss"
+
+
+def _differences(values: Values, arm: str, measure: str) -> Paired:
+    return paired_difference(*([value[measure] for value in values[of]] for of in (arm, BASELINE)))
 
 
 def _record(run: StudyRun) -> RunRecord | None:
@@ -188,7 +189,7 @@ def _answer(study: Study, complete: Mapping[Cell, Values], found: Found) -> list
             decided.append(decision(comparison, p, len(adjusted)))
             cells += [f"{comparison.paired.mean:+.2f}", f"{comparison.low:+.2f} to {comparison.high:+.2f}"]
             cells += [f"{comparison.floor:.2f}", f"{comparison.paired.p:.3f}"]
-            beside = [f"{compare(complete[cell], arm, score).paired.mean:+.2f}" for score in ("old", "new")]
+            beside = [f"{_differences(complete[cell], arm, score).mean:+.2f}" for score in ("old", "new")]
             cells += ["-" if math.isnan(p) else f"{p:.3f}", decided[-1], ", ".join(beside)]
         rows.append(Row(cells))
     counted = [f"{word} ({decided.count(word)})" for word in dict.fromkeys(decided)]

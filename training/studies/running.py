@@ -38,9 +38,10 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
             say(f"After the first run:\n{study_plan(study)}")
             left = left[1:]
         failed += train_jobs(left, at_a_time, say)
-        write_evidence(study)
-        _late_energies(study, cell)
-        write_evidence(study)
+        try:
+            _late_energies(study, cell)
+        finally:
+            write_evidence(study)
     return failed
 
 

@@ -49,7 +49,7 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--energies",
         action="store_true",
-        help="also rank other energies, which the operator does not have; encodes the unlabelled images too",
+        help="also rank other energies; takes the unlabelled images too",
     )
     parser.add_argument(
         "-o",
@@ -62,7 +62,7 @@ def main(argv: list[str]) -> int:
     choices, energies, output = (settings.pop(name) for name in ("choices", "energies", "output"))
     # The batch size is not used, but it must fit a small data set.
     config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
-    check_run(config)
+    check_run(config, labelled_alone=not energies)
     if output is not None:
         writable_file("--output", output)
     writable_folder("the folder of features,", FEATURES)
@@ -91,6 +91,10 @@ def main(argv: list[str]) -> int:
 
         ranked = rank_energies(z[labelled], label[labelled], z[~labelled], choices=choices, seed=config.seed)
         print(f"\n{energies_text(ranked)}")
+    if config.dataset == "folder":
+        print(
+            f"whether that raises the accuracy, only runs can show: eagc study --root {config.root} --dry-run"
+        )
     if output is not None:
         write_probe(output, found)
         print(f"\nprobe: {output}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 import signal
 import subprocess
 import sys
@@ -13,11 +14,13 @@ from pathlib import Path
 from typing import Any
 
 from eagc_ops.console import Parser, command, path, whole_number
+from eagc_ops.files import atomic_write
 from eagc_ops.locks import lock
 from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
 from eagc_ops.training.config import ConfigError, Sizes, add_config_arguments, as_options, resolve
 from eagc_ops.training.config.options import Recipe
+from eagc_ops.training.config.places import check_root
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.studies.study import (
     METHOD,
@@ -46,9 +49,9 @@ def main(argv: list[str]) -> int:
 
     The outcome and its test were decided before the runs. The same command goes on with a study.
 
-    With --root it is a study of your own images, in folders named by class. --split-file names known classes,
-    the others play novel ones: somebody must know the truth. The settings of `eagc train` that are options
-    here belong to such a study.
+    With --root it is a study of your own images, all in folders named by class. Some classes are known,
+    the others play novel ones. --split-file names the known ones; without it, half of the classes are drawn.
+    The settings of `eagc train` that are options here belong to such a study.
     """
     parser = Parser(prog="eagc study", description=main.__doc__)
     parser.add_argument(
@@ -155,6 +158,8 @@ def _own(
             "--known chooses among the regimes of glyphs; the known classes of --root are in split_file"
         )
     own["dataset"] = "folder"
+    if "split_file" not in own:
+        own["split_file"] = str(_drawn_split(own["root"], arguments.output))
     config = resolve(METHOD, preset="paper", **own, **settings)
     check_run(config)
     from eagc_ops.training.data import open_data  # torchvision takes seconds to import
@@ -175,6 +180,29 @@ def _own(
     regime = Regime(data.known, data.known + data.novel, len(data.merged), settings=own)
     config.check_sizes(Sizes(known=data.known, images=len(data.merged), labelled=len(data.labelled)))
     return (regime,), ("paper",), ()
+
+
+def _drawn_split(root: str, output: Path) -> Path:
+    """A split file in the study's folder, written once: half of the classes are known."""
+    from eagc_ops.training.data import read_images  # as in `_own`
+    from eagc_ops.training.data.splits import drawn_classes
+
+    check_root("folder", root)
+    file = output / "split.json"
+    if not file.exists():
+        names = read_images("folder", root).names
+        if len(names) < 4:
+            raise ConfigError(
+                f"root {root} has {len(names)} class folders: a study needs 3 known classes and one at least "
+                "that plays novel"
+            )
+        known = drawn_classes(names)
+        output.mkdir(parents=True, exist_ok=True)
+        atomic_write(file, json.dumps({"known_classes": known, "labelled_fraction": 0.5}, indent=1) + "\n")
+        print(
+            f"{len(known)} of {len(names)} classes were drawn to be known, and the others play novel: {file}"
+        )
+    return file
 
 
 def _run(study: Study, now: list[Cell], jobs: int | None) -> int:

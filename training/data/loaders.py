@@ -134,7 +134,7 @@ def sampler_weights(labelled: int, unlabelled: int, weighting: str = "simgcd") -
     """
     if weighting not in ("simgcd", "selex"):
         raise ValueError(f"weighting must be one of 'simgcd', 'selex', got {weighting!r}")
-    share = labelled / (unlabelled if weighting == "simgcd" else labelled + unlabelled)
+    share = labelled / max(unlabelled if weighting == "simgcd" else labelled + unlabelled, 1)
     return torch.cat(
         [torch.ones(labelled, dtype=torch.float64), torch.full((unlabelled,), share, dtype=torch.float64)]
     )

@@ -1,6 +1,7 @@
 """Which classes are known, and which of their images are labelled.
 
 class_split         known and novel class lists: by formula, or from a split file
+drawn_classes       half of the classes, where all are known and some have to play novel
 labelled_positions  half of the pooled known-class images, drawn with seed 0 whatever the run's seed
 missing_labels      what to say if a known class has no labelled image
 label_map           known classes become 0 .. |K|-1 in list order, novel ones follow
@@ -56,11 +57,14 @@ def class_split(
     - CUB, Cars, Aircraft (Semantic Shift Benchmark): `split_file`, the published .pkl or a .json with the
       same keys, {"known_classes": [...], "unknown_classes": {"Hard": [...], "Medium": [...], "Easy": [...]}}.
     - `folder`: `split_file`, a .json or .yaml {"known_classes": [names], "labelled_fraction": 0.5}; the other
-      folders are novel, in sorted order.
+      folders are novel, in sorted order. Without a file all images are labelled: enough for a probe, not for
+      a run.
 
     >>> class_split("cifar10").novel
     (5, 6, 7, 8, 9)
     """
+    if name == "folder" and split_file is None:
+        return ClassSplit(tuple(range(len(names))), (), 1.0, ("no split_file: all images are labelled",))
     check_split_file(name, split_file)
     path = None if split_file is None else Path(split_file).expanduser()
     if name == "folder":
@@ -75,6 +79,16 @@ def class_split(
         return _published_split(name, path)
     classes, known = range(len(names) or spec.known + spec.novel), spec.known if known is None else known
     return ClassSplit(tuple(classes[:known]), tuple(classes[known:]), notes=(BY_FORMULA,))
+
+
+def drawn_classes(names: Sequence[str]) -> list[str]:
+    """Half of the classes, but 3 at least: a draw with seed 0, in the order of `names`.
+
+    >>> drawn_classes(["ant", "bee", "cat", "dog", "elk", "fox", "gnu", "hen"])
+    ['bee', 'cat', 'gnu', 'hen']
+    """
+    count = max(3, len(names) // 2)
+    return [names[i] for i in sorted(np.random.RandomState(0).permutation(len(names))[:count])]
 
 
 def labelled_positions(

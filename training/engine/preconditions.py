@@ -25,10 +25,11 @@ __all__ = ["changed", "check_begun", "check_labels", "check_new_folder", "check_
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 
 
-def check_run(config: Config, output: Path | None = None) -> None:
+def check_run(config: Config, output: Path | None = None, *, labelled_alone: bool = False) -> None:
     """Check the settings of a run against published facts, and the places that they name.
 
-    `output`: the folder of a new run; None for a run that exists.
+    `output`: the folder of a new run; None for a run that exists. `labelled_alone`: no unlabelled image is
+    needed, so that the classes of an image folder may all be known.
     """
     config.check_sizes(config.published_sizes())
     if config.precision == "fp16" and config.device == "cpu":
@@ -37,7 +38,8 @@ def check_run(config: Config, output: Path | None = None) -> None:
         )
     _check_channels(config)
     check_root(config.dataset, config.root)
-    check_split_file(config.dataset, config.split_file)
+    if not (labelled_alone and config.dataset == "folder" and config.split_file is None):
+        check_split_file(config.dataset, config.split_file)
     if config.skip_unreadable is not None:
         readable_file(
             "skip_unreadable",

@@ -80,8 +80,11 @@ class Comparison(NamedTuple):
 Found = Mapping[tuple[Cell, str], Comparison | None]  # (cell, arm) -> None where runs are left
 
 
-def write_evidence(study: Study) -> Path:
-    """Write evidence.md, evidence.csv and the figures from the runs so far. Returns the path of the first."""
+def write_evidence(study: Study) -> list[str]:
+    """Write evidence.md, evidence.csv and the figures from the runs so far.
+
+    Returns a line for every comparison that is complete: its difference, and what the registered rule says.
+    """
     planned = study.runs()
     records = {run.folder: record for run in planned if (record := _record(run)) is not None}
     complete = {
@@ -92,8 +95,9 @@ def write_evidence(study: Study) -> Path:
         for cell in study.cells
         for arm in cell.tested
     }
+    adjusted = _corrected(study, found)
     study.output.mkdir(parents=True, exist_ok=True)
-    blocks = ["# When does EAGC help?", *_answer(study, complete, found)]
+    blocks = ["# When does EAGC help?", *_answer(study, complete, found, adjusted)]
     if complete:
         with drawing.style():
             figure = _differences_figure(complete)
@@ -119,7 +123,7 @@ def write_evidence(study: Study) -> Path:
     file = study.output / "evidence.md"
     atomic_write(file, "\n\n".join(blocks) + "\n")
     atomic_write(file.with_suffix(".csv"), _csv(planned, records))
-    return file
+    return _sentences(found, adjusted)
 
 
 def evaluated(cell: Cell, planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> Values | None:
@@ -171,9 +175,27 @@ def _corrected(study: Study, found: Found) -> dict[tuple[Cell, str], float]:
     return dict(zip(study.tested, holm(raw)))
 
 
-def _answer(study: Study, complete: Mapping[Cell, Values], found: Found) -> list[str]:
+def _sentences(found: Found, adjusted: Mapping[tuple[Cell, str], float]) -> list[str]:
+    lines = []
+    for (cell, arm), comparison in found.items():
+        if comparison is not None:
+            p = adjusted.get((cell, arm), NAN)
+            corrected = "" if math.isnan(p) else f", corrected p {p:.3f}"
+            lines.append(
+                f"{arm} - {BASELINE}, {cell}: All {comparison.paired.mean:+.2f} points "
+                f"({comparison.low:+.2f} to {comparison.high:+.2f}), noise floor {comparison.floor:.2f}"
+                f"{corrected}: {decision(comparison, p, len(adjusted))}"
+            )
+    return lines
+
+
+def _answer(
+    study: Study,
+    complete: Mapping[Cell, Values],
+    found: Found,
+    adjusted: Mapping[tuple[Cell, str], float],
+) -> list[str]:
     """The result in words, and a row for every planned comparison."""
-    adjusted = _corrected(study, found)
     header = ["arm", "method", "known", "of", "recipe", "seeds", "probe's AUC", "All - baseline"]
     header += ["bootstrap 95 %", "noise floor", "p", "p, corrected", "decision", "Old, New - baseline"]
     rows, decided = [], []

@@ -21,12 +21,12 @@ __all__ = ["run_study"]
 def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable[[str], None]) -> int:
     """Train the runs of the cells `now` that are left, and write the evidence after every cell.
 
-    The evidence is that of the whole study. Returns the number of runs that failed; the same command tries
-    them again.
+    The evidence is that of the whole study, and what it shows is said at the end. Returns the number of runs
+    that failed; the same command tries them again.
     """
     begin_study(study)
     torch.set_num_threads(1)  # as in every process of `run_jobs`
-    failed = 0
+    failed, shown = 0, []
     for cell in now:
         jobs = jobs_of([run for run in study.runs() if run.cell == cell])
         left = unfinished(jobs)
@@ -41,7 +41,9 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
         try:
             _late_energies(study, cell)
         finally:
-            write_evidence(study)
+            shown = write_evidence(study)
+    for line in shown:
+        say(line)
     return failed
 
 

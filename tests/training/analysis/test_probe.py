@@ -255,6 +255,20 @@ def test_the_command_keeps_the_features_and_writes_the_probe(words, tmp_path, ca
     assert len(list(kept.parent.glob("*.safetensors"))) == 2
 
 
+def test_a_folder_of_labelled_images_needs_no_split(words, capsys):
+    at = words.index("--split-file")
+    alone = words[:at] + words[at + 2 :]
+    code, out, _ = call(capsys, "probe", *alone)
+    assert code == 0
+    assert "60 labelled images of 5 known classes, D = 96, effective rank" in out
+    root = words[words.index("--root") + 1]
+    assert out.endswith(f"only runs can show: eagc study --root {root} --dry-run\n")
+    for refused in (["probe", *alone, "--energies"], ["train", *alone, "--batch-size", "30"]):
+        code, _, error = call(capsys, *refused)  # they need unlabelled images
+        assert code == 2
+        assert "--split-file is missing" in error
+
+
 def test_changed_images_are_encoded_again(words, tmp_path, capsys):
     call(capsys, "probe", *words)
     labelled = next(iter((tmp_path / "runs" / "features").glob("*.safetensors")))

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -29,6 +30,29 @@ def test_own_images_are_counted(own, capsys):
     assert plan[0].split("  ")[1] == "3 known of 5 classes, recipe paper"
     assert "6 arms x 2 seeds = 12 runs, 0 finished; left: 72 steps" in plan[0]  # 60 images
     assert plan[1].startswith("  12 runs, 0 finished")
+
+
+def test_without_a_split_half_of_the_classes_play_novel(own, data, tmp_path, capsys):
+    at = own.index("--split-file")
+    words = [*own[:at], *own[at + 2 :], "--seeds", "2", "--batch-size", "30", "--dry-run"]
+    assert main(words) == 0
+    file = tmp_path / "study" / "split.json"
+    told, plan, *_ = capsys.readouterr().out.splitlines()
+    assert told == f"3 of 5 classes were drawn to be known, and the others play novel: {file}"
+    assert plan.split("  ")[1] == "3 known of 5 classes, recipe paper"
+    split = json.loads(file.read_text())
+    assert len(split["known_classes"]) == 3 and split["labelled_fraction"] == 0.5
+    file.write_text(json.dumps({**split, "known_classes": ["class0", "class1", "class2", "class4"]}))
+    assert main(words) == 0  # the same command goes on with the split that is there
+    assert "  4 known of 5 classes" in capsys.readouterr().out.splitlines()[0]
+
+    few = tmp_path / "few"
+    shutil.copytree(data["root"], few, ignore=shutil.ignore_patterns("class3", "class4"))
+    file.unlink()
+    assert main([*words, "--root", str(few)]) == 2
+    error = capsys.readouterr().err
+    assert "has 3 class folders: a study needs 3 known classes and one at least that plays novel" in error
+    assert not file.exists()
 
 
 def test_what_a_study_refuses(own, data, tmp_path, capsys):

@@ -97,7 +97,7 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     assert said[0] == "3 known of 5 classes, recipe paper: 12 runs, 0 of them finished before"
     assert said[1].startswith("     1 of 1: 3of5-paper-baseline-seed0")
     assert "30 runs, 1 finished; left: about " in said[2]  # the plan again, now with a time
-    assert len(said) == 2 + 1 + 11
+    assert len(said) == 2 + 1 + 11 + 2
     text = (study.output / "evidence.md").read_text()
 
     for sentence in OUTCOME:
@@ -108,7 +108,13 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
         for line in text.splitlines()
         if line.startswith("| EAGC | ")
     }
+    difference, interval, floor = rows["small", "3", "5"][7:10]
     assert rows["small", "3", "5"][-2] == "too few seeds to decide"
+    assert said[-2] == (
+        f"EAGC - baseline, 3 known of 5 classes, recipe paper: All {difference} points ({interval}), "
+        f"noise floor {floor}: too few seeds to decide"
+    )
+    assert said[-1].startswith("whitened EAGC - baseline, 3 known of 5 classes")
     assert rows["small", "4", "6"][-2] == rows["small_legogcd", "3", "5"][-2] == "not complete"
     assert 0 <= float(rows["small", "3", "5"][6]) <= 1  # the probe's AUC
     listed = list(csv.DictReader((study.output / "evidence.csv").open()))
@@ -136,7 +142,7 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(module, "LEVEL", 0.6)  # as if two seeds could decide
         patch.setattr(evidence, "holm", lambda p: corrected.extend(p) or [0.123, *[math.nan] * 4])
-        write_evidence(study)
+        assert ", corrected p 0.123: " in write_evidence(study)[0]
     assert corrected[0] == pytest.approx(float(rows["small", "3", "5"][10]), abs=1e-3)
     assert not math.isnan(corrected[1])
     assert all(map(math.isnan, corrected[2:])) and len(corrected) == 5  # those that are not complete count

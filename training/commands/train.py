@@ -51,6 +51,7 @@ def main(argv: list[str]) -> int:
                 "code measures: augmented views, one restart of k-means; above: test views, end of an epoch)"
             )
         print(f"run: {run}    (eagc evaluate {run}; eagc report {run} -o out)")
+    _end_group()
     return 0
 
 
@@ -101,6 +102,14 @@ def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
     say = print if is_main_process() else lambda _: None
     say(f"resumed: {header(config, run, device_of(config))}")
     return runs.resume(run, say=say, **settings)
+
+
+def _end_group() -> None:
+    """End the group of several processes: torch 2.11 may abort if its threads outlive Python, NCCL warns."""
+    from torch import distributed
+
+    if distributed.is_available() and distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def _parse(argv: list[str]) -> argparse.Namespace:

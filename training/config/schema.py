@@ -332,6 +332,13 @@ class Config(Settings):
             )
 
     @property
+    def changed_images(self) -> dict[str, Any]:
+        """`flip` and `channels` where they differ from the data set's own."""
+        own = SPECS[self.dataset]
+        asked = {"flip": (self.flip, own.flip), "channels": (self.channels, own.channels)}
+        return {name: value for name, (value, usual) in asked.items() if value not in (None, usual)}
+
+    @property
     def spec(self) -> Spec:
         """Published facts about the data set; those of `glyphs` follow from its settings."""
         spec, glyphs = SPECS[self.dataset], self.glyphs

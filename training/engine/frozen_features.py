@@ -32,7 +32,7 @@ def frozen_features(
         "inputs": experiment.facts.inputs,
         "trunk": encoder.trunk_fingerprint(),
         "tail": tensor_digest(encoder.tail_state()),
-        **({} if (channels := experiment.config.channels) is None else {"channels": channels}),
+        **experiment.config.changed_images,
     }
 
     def make() -> dict[str, Tensor]:

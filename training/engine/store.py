@@ -52,10 +52,9 @@ def reference_key(
     encoder: AnchoredEncoder, config: Config, data: GCDData, inputs: dict[str, Any]
 ) -> dict[str, Any]:
     """Everything the reference model depends on. `inputs`: the origin of its pixels or tokens."""
-    # What is set is added, and where nothing is published, the images: two folders may be split alike. All
-    # other keys are as in earlier versions, and their files stay valid.
-    added = {name: getattr(config, name) for name in ("flip", "channels")}
-    added["images"] = data.images.origin() if data.name == "folder" else None
+    # What is unusual is added, and where nothing is published, the images: two folders may be split alike.
+    # All other keys are as in earlier versions, and their files stay valid.
+    images = {"images": data.images.origin()} if data.name == "folder" else {}
     return {
         "kind": "reference-1",
         "split": data.split_hash,
@@ -71,7 +70,8 @@ def reference_key(
         "weight_decay": config.reference_weight_decay,
         "momentum": MOMENTUM,
         "temperature": TEMPERATURE,
-        **{name: value for name, value in added.items() if value is not None},
+        **config.changed_images,
+        **images,
     }
 
 

@@ -179,11 +179,23 @@ def test_what_a_folder_leaves_out_is_said_at_the_start(data, tmp_path, capsys):
 
 # Two processes ----------------------------------------------------------------------------------------------
 
+# The first that is registered runs last.
+GROUP_AT_THE_END = """
+import atexit, os, sys
+
+@atexit.register
+def tell():
+    group = sys.modules.get("torch.distributed")
+    if "RANK" in os.environ and group:
+        print("rank", os.environ["RANK"], "ends with a group:", group.is_initialized())
+"""
+
 
 def test_ten_steps_in_two_processes_are_those_of_one(data, tmp_path):
     steps = options(epochs=1, batch_size=6, preset="release", log_every=1)
     words = [*options(method="simgcd", dataset="folder", **data), *TINY, *GENTLE, *steps]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    (tmp_path / "sitecustomize.py").write_text(GROUP_AT_THE_END)
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
         [*launch, "-m", "eagc_ops.cli", "train", *words, "-o", str(tmp_path / "two")],
@@ -192,6 +204,9 @@ def test_ten_steps_in_two_processes_are_those_of_one(data, tmp_path):
         env=environment,
     )
     assert done.returncode == 0, done.stderr[-4000:]
+    assert sorted(re.findall(r"rank . ends with a group: \w+", done.stdout)) == [
+        f"rank {rank} ends with a group: False" for rank in range(2)
+    ]
     assert len(scores(done.stdout)) == 2  # last and best epoch, said by one of the processes
     assert train(tmp_path / "one", *words) == 0
     one, two = (load_checkpoint(tmp_path / name / "last.safetensors")[0] for name in ("one", "two"))

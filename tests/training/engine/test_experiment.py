@@ -53,10 +53,11 @@ def test_caches_and_reference_models_depend_on_channels_flips_and_images(data, t
     shutil.copytree(data["root"], moved)
     image = Image.open(moved / "class0" / "0.png").rotate(90)
     image.save(moved / "class0" / "0.png")
-    for settings in ({}, {"flip": False}, grey, {"root": str(moved)}, {}):
+    its_own = {"flip": True, "channels": 3}  # as without them
+    for settings in ({}, {"flip": False}, grey, {"root": str(moved)}, {}, its_own):
         Experiment(small_config(data, **settings)).prepare(references)
         count.append(len(list(references.glob("reference-*.safetensors"))))
-    assert count == [1, 2, 3, 4, 4]
+    assert count == [1, 2, 3, 4, 4, 4]
     Experiment(small_config(data, weights="random", trunk_cache=str(tmp_path / "trunk")))
     with pytest.raises(ValueError, match=r"(?s)is stale .*train transform"):
         Experiment(small_config(data, **grey, trunk_cache=str(tmp_path / "trunk")))

@@ -229,12 +229,16 @@ class Study:
             **self.settings,
             **OTHERS.get(method, {}),
         }
-        machine = {"device": "cpu", "trunk_cache": str(self.output / "trunk" / regime.key), **self.machine}
+        machine = {"device": "cpu", **self.machine}
         if "init" in config_class(method).model_fields:  # SPTNet starts from SimGCD, and changes pixels
-            start = self._folder(cell._replace(method=METHOD), BASELINE, seed)
-            machine |= {"init": str(start), "trunk_cache": None}
+            machine["init"] = str(self._folder(cell._replace(method=METHOD), BASELINE, seed))
             switches.pop("warm_start", None)  # its start is the same run for all arms
         config = resolve(method, preset=recipe, seed=seed, **switches, **machine)
+        if "init" not in machine:
+            # Tokens end below the blocks that are trained: one, but two by SelEx.
+            blocks = max(config.trainable_blocks, config.blocks_of_reference)
+            name = regime.key if blocks == 1 else f"{regime.key}-{blocks}blocks"
+            config = config.replace(trunk_cache=str(self.output / "trunk" / name))
         return StudyRun(cell, arm, seed, config, self._folder(cell, arm, seed))
 
     def _folder(self, cell: Cell, arm: str, seed: int) -> Path:

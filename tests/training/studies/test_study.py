@@ -230,3 +230,10 @@ def test_the_regimes_and_recipes_of_the_command():
     module.check_starts(study, [study.cells[0], sptnet])
     starts = {run.config.init for run in study.runs() if run.cell.method == "sptnet" and run.seed == 3}
     assert starts == {"x/runs/10of60-paper-baseline-seed3"}  # the same one for all arms
+
+
+def test_runs_with_one_trunk_cache_train_the_same_blocks(tmp_path):
+    configs = [run.config for run in Study(tmp_path).runs()]
+    trained = {(c.trunk_cache, c.trainable_blocks, c.blocks_of_reference) for c in configs if c.trunk_cache}
+    assert len(trained) == len({cache for cache, *_ in trained}) == 6  # five regimes, and SelEx at the first
+    assert {c.method for c in configs if not c.trunk_cache} == {"sptnet"}

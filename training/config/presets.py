@@ -201,7 +201,7 @@ SELEX_WEIGHT_DECAY = {"cifar10": 5e-5}
 MLP_HEAD_RELEASE = {"cifar100": 1}  # layers; 2 on other data sets
 TRAINABLE_BLOCKS = {"scars": 3}  # 2 on other data sets
 UNBALANCED = ("herbarium19",)
-EMBEDDING_DIM = {"digits": 2048}  # 65,536 on other data sets; 10 classes need fewer
+EMBEDDING_DIM = {"digits": 2048, "glyphs": 2048}  # 65,536 on other data sets; small images need fewer
 
 
 @preset_values(SelExConfig)

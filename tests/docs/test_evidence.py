@@ -84,6 +84,8 @@ def test_the_table_is_that_of_the_runs():
             for score in ("old", "new")
         )
         assert tuple(map(float, row[13].split(", "))) == pytest.approx((old, new), abs=0.006)
+        falls = [accuracies(key[1], of, "old_fall").mean() for of in ("baseline", arm)]
+        assert tuple(map(float, row[14].split(", "))) == pytest.approx(falls, abs=0.051)
         differences, p, floor = comparison
         assert float(row[7]) == pytest.approx(differences.mean(), abs=0.006)
         low, high = map(float, row[8].split(" to "))

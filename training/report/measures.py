@@ -39,6 +39,7 @@ def measures(run: RunRecord) -> dict[str, float]:
     """The numbers of a run, NaN where it has no value, as the accuracies of a run without true labels.
 
     `all`, `old`, `new`: accuracies of the last epoch so far, in percent; `best_all`, ...: of the best epoch.
+    `old_fall`: the highest `old` of all epochs minus the last, what the run forgets of known classes.
     `start_all`, ...: of the clusters at the start of an epoch, at their best, if the run scores them.
     `seconds`: median over whole epochs, without the time for GDC and SOC. The measures of gradient
     entanglement (`gdc_clean`, ...): means over the steps at which they were measured.
@@ -47,6 +48,7 @@ def measures(run: RunRecord) -> dict[str, float]:
     best = max(epochs, key=lambda line: number(line.get("all"), missing=-1.0))
     values = {name: number(epochs[-1].get(name), 100) for name in SCORES}
     values |= {f"best_{name}": number(best.get(name), 100) for name in SCORES}
+    values["old_fall"] = max(number(line.get("old"), 100, missing=-1.0) for line in epochs) - values["old"]
     start = max(epochs, key=lambda line: line.get("start_all", -1))
     values |= {f"start_{name}": number(start.get(f"start_{name}"), 100) for name in SCORES}
     diagnosing: dict[int, float] = {}

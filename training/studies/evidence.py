@@ -21,7 +21,7 @@ from eagc_ops.training.analysis.paired import Paired, paired_difference
 from eagc_ops.training.paper.filling import conditions
 from eagc_ops.training.report import drawing
 from eagc_ops.training.report.figures import accuracy_figure
-from eagc_ops.training.report.measures import measures, plus_minus
+from eagc_ops.training.report.measures import mean_std, measures, plus_minus
 from eagc_ops.training.report.probe import probe_of
 from eagc_ops.training.report.runs import RunGroup, RunRecord, read_run
 from eagc_ops.training.scores import EPOCHS, SCORES
@@ -44,6 +44,7 @@ COLUMNS = {  # measure: heading, digits
     "old": ("Old", 1),
     "new": ("New", 1),
     "best_all": (f"All, {EPOCHS['best']}", 1),
+    "old_fall": ("fall of Old", 1),
     "gdc_clean": ("GDC clean", 3),
     "gdc_release": ("GDC release", 3),
     "soc_release": ("SOC", 3),
@@ -198,6 +199,7 @@ def _answer(
     """The result in words, and a row for every planned comparison."""
     header = ["arm", "method", "known", "of", "recipe", "seeds", "probe's AUC", "All - baseline"]
     header += ["bootstrap 95 %", "noise floor", "p", "p, corrected", "decision", "Old, New - baseline"]
+    header.append("fall of Old, baseline and arm")
     rows, decided = [], []
     for (cell, arm), comparison in found.items():
         regime = cell.regime
@@ -205,7 +207,7 @@ def _answer(
         cells = [arm, cell.method, str(regime.known), str(regime.classes), cell.recipe, str(regime.seeds)]
         cells.append("-" if probe is None else f"{probe.best.at_all.auc:.2f}")
         if comparison is None:
-            cells += ["-"] * 5 + ["not complete", "-"]
+            cells += ["-"] * 5 + ["not complete", "-", "-"]
         else:
             p = adjusted.get((cell, arm), NAN)
             decided.append(decision(comparison, p, len(adjusted)))
@@ -213,6 +215,8 @@ def _answer(
             cells += [f"{comparison.floor:.2f}", f"{comparison.paired.p:.3f}"]
             beside = [f"{_differences(complete[cell], arm, score).mean:+.2f}" for score in ("old", "new")]
             cells += ["-" if math.isnan(p) else f"{p:.3f}", decided[-1], ", ".join(beside)]
+            falls = [mean_std(value["old_fall"] for value in complete[cell][of])[0] for of in (BASELINE, arm)]
+            cells.append(", ".join(f"{fall:.1f}" for fall in falls))
         rows.append(Row(cells))
     counted = [f"{word} ({decided.count(word)})" for word in dict.fromkeys(decided)]
     return [
@@ -220,7 +224,8 @@ def _answer(
         + (f": {', '.join(counted)}." if counted else "."),
         Table(header, rows, headings=5).markdown(),
         "Differences are in points of accuracy at the last epoch: All on all unlabelled images, which "
-        "decides, Old and New on those of known and of novel classes. The correction counts the "
+        "decides, Old and New on those of known and of novel classes. The fall of Old is its highest value "
+        "over the evaluated epochs minus the last: what a run forgets. The correction counts the "
         f"{len(adjusted)} planned comparisons with at least 6 seeds. The probe's AUC is that of its best "
         "conceptor, from labelled images alone, before the runs.",
     ]

@@ -395,8 +395,12 @@ def test_a_run_without_an_epoch_is_refused(tmp_path):
 
 
 def test_measures_of_one_run(runs):
-    found = measures(read_run(runs[False, 0]))
+    record = read_run(runs[False, 0])
+    found = measures(record)
     assert (found["all"], found["best_all"], found["best_new"]) == (62.5, 70.0, 65.0)
+    assert found["old_fall"] == 0  # its highest Old is the last
+    record.lines["epoch"][0]["old"], record.lines["epoch"][1]["old"] = 0.97, None
+    assert measures(record)["old_fall"] == pytest.approx(7)
     assert found["gdc_clean"] == pytest.approx(0.4)
     assert found["seconds"] == pytest.approx(9.0)
 

@@ -55,3 +55,8 @@ def test_one_pair_none_and_missing_values():
 def test_ties_on_paper_are_ties_whatever_the_last_bits_say():
     # 0.1 + 0.1 + 0.2 - 0.2 is one of 12 of the 16 sums that are at least 0.2 away from 0.
     assert paired_difference([0.1, 0.1, 0.2, -0.2], [0.0] * 4).p == 0.75
+    # Images that one run has right and the other has not: they sum to 0, so every way is as far from it.
+    images = [40, -18, 6, 14, -38, -12, 22, -16, -1, 3]
+    right = [1250 + 3 * seed for seed in range(10)]
+    ours = [100 * (count + more) / 1650 for count, more in zip(right, images)]
+    assert paired_difference(ours, [100 * count / 1650 for count in right]).p == 1

@@ -58,6 +58,11 @@ _DIFFERENCES = (
     "All minus All of the baseline, in points: single seeds (dots), their mean (diamond) with its bootstrap "
     "interval, and the noise floor (grey)."
 )
+_FORGETTING = (
+    "EAGC minus baseline, in points, over the fall of Old of the baseline: what it forgets of known classes. "
+    "A point for every complete regime, recipe and method: means over the seeds, with bootstrap intervals. "
+    "This was not decided before the runs."
+)
 _ENERGIES = (
     "Energies of the unlabelled images in the runs with EAGC, known against novel classes. *Start*: features "
     "and subspace of the reference model. *End*: features of the trained student, the same subspace, "
@@ -102,7 +107,9 @@ def write_evidence(study: Study) -> list[str]:
     if complete:
         with drawing.style():
             figure = _differences_figure(complete)
+            forgetting = _forgetting_figure(complete)
         blocks.append(_figure(study.output, "differences.svg", figure, _DIFFERENCES))
+        blocks.append(_figure(study.output, "forgetting.svg", forgetting, _FORGETTING))
     blocks += ["## Decided before the runs", *OUTCOME]
     for cell, values in complete.items():
         blocks += [f"## {cell}", _arms(values).markdown(), _paired(values).markdown()]
@@ -322,6 +329,24 @@ def _differences_figure(complete: Mapping[Cell, Values]) -> str:
         axis.axvline(0, color="black", linewidth=0.8)
     for axis in panels[len(complete) :]:
         axis.set_axis_off()
+    return drawing.picture(figure, "", []).svg
+
+
+def _forgetting_figure(complete: Mapping[Cell, Values]) -> str:
+    """Old and All of EAGC minus those of the baseline, a panel each, over the fall of the baseline's Old."""
+    figure, panels = drawing.axes(1, 2, height=3.6)
+    for axis, score in zip(panels, ("old", "all")):
+        for i, (cell, values) in enumerate(complete.items()):
+            fall, _ = mean_std(value["old_fall"] for value in values[BASELINE])
+            found = compare(values, FULL, score)
+            colour = drawing.COLOURS[i % len(drawing.COLOURS)]
+            axis.plot([fall] * 2, [found.low, found.high], color=colour, linewidth=1)
+            marker = drawing.MARKERS[i % len(drawing.MARKERS)]
+            axis.plot([fall], [found.paired.mean], marker, color=colour, markersize=5, label=cell.key)
+        axis.axhline(0, color="black", linewidth=0.8)
+        name = score.capitalize()
+        axis.set(xlabel="fall of Old of the baseline, points", ylabel=f"{name} - {name} of the baseline")
+    panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), fontsize=8)
     return drawing.picture(figure, "", []).svg
 
 

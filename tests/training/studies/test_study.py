@@ -134,7 +134,7 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     mean = sum(one[4]["auc"] for one in measured) / 2
     assert (measured[0][4]["energy"], measured[0][4]["stage"]) == ("whitened", "end")
     assert f"| whitened | end | {mean:.3f} ± " in text
-    for figure in ("differences.svg", "curves-3of5-paper.svg"):
+    for figure in ("differences.svg", "forgetting.svg", "curves-3of5-paper.svg"):
         assert f"(figures/{figure})" in text
         assert (study.output / "figures" / figure).read_text().startswith("<svg")
 

@@ -62,7 +62,8 @@ def main(argv: list[str]) -> int:
     choices, energies, output = (settings.pop(name) for name in ("choices", "energies", "output"))
     # The batch size is not used, but it must fit a small data set.
     config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
-    check_run(config, labelled_alone=not energies)
+    labelled_alone = not energies  # other energies are those of unlabelled images too
+    check_run(config, labelled_alone=labelled_alone)
     if output is not None:
         writable_file("--output", output)
     writable_folder("the folder of features,", FEATURES)
@@ -74,7 +75,8 @@ def main(argv: list[str]) -> int:
     from eagc_ops.training.engine.pretraining import with_encoder
     from eagc_ops.training.report.probe import energies_text, probe_text, write_probe
 
-    experiment = Experiment(config if "weights" in settings else with_encoder(config, RUNS))
+    config = config if "weights" in settings else with_encoder(config, RUNS)
+    experiment = Experiment(config, labelled_alone=labelled_alone)
     z, label = frozen_features(experiment, FEATURES, unlabelled=energies, progress=True)
     labelled = label >= 0
     found = probe(

@@ -121,6 +121,7 @@ def open_data(
     glyphs: Glyphs = DEFAULT_GLYPHS,
     flip: bool | None = None,
     channels: int | None = None,
+    labelled_alone: bool = False,
 ) -> GCDData:
     """Open the data set `name` (one of `DATASETS`) under `root`. No image is decoded here.
 
@@ -134,6 +135,8 @@ def open_data(
         flip: mirror training views at random. Default: None, as the data set allows (glyphs, digits: no).
         channels: 1 reads the images in grey, 3 in RGB. Default: None, the data set's own (glyphs, digits: 1,
             all others: 3).
+        labelled_alone: a `folder` without a split file is opened with all of its images labelled, and none
+            unlabelled: enough for a probe, not for a run. Default: False, it is refused.
 
     >>> data = open_data("digits")
     >>> data.known, data.novel, len(data.labelled), len(data.unlabelled)
@@ -145,7 +148,8 @@ def open_data(
         return _open_discovery(name, split_file, image_size, flip, channels)
     images = read_images(name, root, glyphs=glyphs, channels=channels)
     spec = SPECS[name]
-    split = class_split(name, split_file, images.names, glyphs.known if name == "glyphs" else None)
+    known = glyphs.known if name == "glyphs" else None
+    split = class_split(name, split_file, images.names, known, labelled_alone)
     labelled, unlabelled = labelled_positions(images.targets, split, permuted=spec.permuted)
     notes = (*images.notes, *split.notes)
     kept = np.arange(len(images))

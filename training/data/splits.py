@@ -48,6 +48,7 @@ def class_split(
     split_file: str | Path | None = None,
     names: Sequence[str] = (),
     known: int | None = None,
+    labelled_alone: bool = False,
 ) -> ClassSplit:
     """The class split of the data set `name`; `names` are the class folders of a `folder` tree.
 
@@ -57,13 +58,12 @@ def class_split(
     - CUB, Cars, Aircraft (Semantic Shift Benchmark): `split_file`, the published .pkl or a .json with the
       same keys, {"known_classes": [...], "unknown_classes": {"Hard": [...], "Medium": [...], "Easy": [...]}}.
     - `folder`: `split_file`, a .json or .yaml {"known_classes": [names], "labelled_fraction": 0.5}; the other
-      folders are novel, in sorted order. Without a file all images are labelled: enough for a probe, not for
-      a run.
+      folders are novel, in sorted order. `labelled_alone`: without a file all images are labelled.
 
     >>> class_split("cifar10").novel
     (5, 6, 7, 8, 9)
     """
-    if name == "folder" and split_file is None:
+    if labelled_alone and name == "folder" and split_file is None:
         return ClassSplit(tuple(range(len(names))), (), 1.0, ("no split_file: all images are labelled",))
     check_split_file(name, split_file)
     path = None if split_file is None else Path(split_file).expanduser()

@@ -46,6 +46,7 @@ class Experiment:
     """Data, student, batches and features of a configuration.
 
     `automatic`: the place of the pixel cache if its setting is "auto"; None: no automatic cache.
+    `labelled_alone`: as for `open_data`.
 
     Attributes:
         config: the settings.
@@ -60,7 +61,9 @@ class Experiment:
         reference_tail: the reference model's tail, for a diagnosis; None likewise, or without a diagnosis.
     """
 
-    def __init__(self, config: Config, automatic: AutomaticPixels | None = None) -> None:
+    def __init__(
+        self, config: Config, automatic: AutomaticPixels | None = None, *, labelled_alone: bool = False
+    ) -> None:
         self.config = config
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
@@ -76,6 +79,7 @@ class Experiment:
             glyphs=config.glyphs,
             flip=config.flip,
             channels=config.channels,
+            labelled_alone=labelled_alone,
         )
         encoder = encoder_of(
             config,

@@ -237,6 +237,9 @@ def test_a_wrong_split_of_a_folder_is_named(tree, tmp_path, content, message):
 def test_a_folder_needs_a_split_file(tree):
     with pytest.raises(FileNotFoundError, match="known_classes"):
         open_data("folder", tree)
+    alone = open_data("folder", tree, labelled_alone=True)
+    assert (len(alone.labelled), len(alone.unlabelled)) == (len(alone.images), 0)
+    assert (alone.known, alone.novel) == (len(alone.known_names), 0)
 
 
 def test_digits():

@@ -104,9 +104,8 @@ def trained(output: str | Path, which: str = "last", **changes: Any) -> Experime
             f"{output} is a discovery: nobody knows the truth of its images, so there is no accuracy to "
             f"compute; see {Path(output) / 'categories.json'}"
         )
-    pixels = AutomaticPixels.beside(
-        folder.path, build=False
-    )  # one pass over the data does not pay for a cache
+    # One pass over the data does not pay for a cache.
+    pixels = AutomaticPixels.beside(folder.path, build=False)
     experiment = Experiment(changed(folder.config, changes), pixels)
     folder.check(experiment.facts)
     tensors, _ = experiment.read_checkpoint(folder.last if which == "last" else folder.best)

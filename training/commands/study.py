@@ -20,7 +20,6 @@ from eagc_ops.places import writable_folder
 from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
 from eagc_ops.training.config import ConfigError, Sizes, add_config_arguments, as_options, resolve
 from eagc_ops.training.config.options import Recipe
-from eagc_ops.training.config.places import check_root
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.studies.study import (
     METHOD,
@@ -187,7 +186,6 @@ def _drawn_split(root: str, output: Path) -> Path:
     from eagc_ops.training.data import read_images  # as in `_own`
     from eagc_ops.training.data.splits import drawn_classes
 
-    check_root("folder", root)
     file = output / "split.json"
     if not file.exists():
         names = read_images("folder", root).names

@@ -39,8 +39,13 @@ def check_root(dataset: str, root: str | Path | None, what: str = "root") -> Non
     readable_folder(what, Path(root).expanduser(), needs)
 
 
-def check_split_file(dataset: str, file: str | Path | None, what: str = "split_file") -> None:
-    """Check that `file` is of the kind that the data set's class split is read from."""
+def check_split_file(
+    dataset: str, file: str | Path | None, what: str = "split_file", *, labelled_alone: bool = False
+) -> None:
+    """Check that `file` is of the kind that the data set's class split is read from.
+
+    `labelled_alone`: no unlabelled image is needed, so that the classes of an image folder may all be known.
+    """
     spec = SPECS[dataset]
     if not spec.truth:
         if file is not None:  # before a discovery begins, its images are not listed yet
@@ -55,7 +60,7 @@ def check_split_file(dataset: str, file: str | Path | None, what: str = "split_f
     benchmark = " of the Semantic Shift Benchmark" if spec.needs_split_file else ""
     wanted = f"{spec.split_file}{benchmark}, {PUBLISHED_WHERE}" if spec.split_file else _OWN_SPLIT
     if file is None:
-        if spec.needs_split_file:
+        if spec.needs_split_file and not (labelled_alone and dataset == "folder"):
             raise MissingPlaceError(f"{what} is missing: {spec.title} needs {wanted}")
         return
     path = Path(file).expanduser()

@@ -358,6 +358,11 @@ class Config(Settings):
         return self.eagc
 
     @property
+    def tail_blocks(self) -> int:
+        """Number of last blocks that the student or the reference model trains: the trunk ends below them."""
+        return max(self.trainable_blocks, self.blocks_of_reference)
+
+    @property
     def blocks_of_reference(self) -> int:
         """Number of last blocks that the reference model trains."""
         return self.trainable_blocks if self.reference_blocks is None else self.reference_blocks

@@ -63,10 +63,10 @@ def class_split(
     >>> class_split("cifar10").novel
     (5, 6, 7, 8, 9)
     """
-    if labelled_alone and name == "folder" and split_file is None:
-        return ClassSplit(tuple(range(len(names))), (), 1.0, ("no split_file: all images are labelled",))
-    check_split_file(name, split_file)
+    check_split_file(name, split_file, labelled_alone=labelled_alone)
     path = None if split_file is None else Path(split_file).expanduser()
+    if name == "folder" and path is None:
+        return ClassSplit(tuple(range(len(names))), (), 1.0, ("no split_file: all images are labelled",))
     if name == "folder":
         return _folder_split(path, names)
     spec = SPECS[name]

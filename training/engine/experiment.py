@@ -246,7 +246,7 @@ def encoder_of(config: Config, sizes: Sizes, channels: int) -> AnchoredEncoder:
         backbone = load_backbone(config.backbone, config.weights, image_size=sizes.pixels, channels=channels)
     depth = len(backbone.blocks)
     config.check_sizes(sizes._replace(blocks=depth, dim=backbone.embed_dim))
-    tail = max(config.trainable_blocks, config.blocks_of_reference)
+    tail = config.tail_blocks
     if isinstance(backbone, Stages):
         encoder = StagedEncoder(backbone, depth - tail)
     else:

@@ -28,8 +28,8 @@ _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 def check_run(config: Config, output: Path | None = None, *, labelled_alone: bool = False) -> None:
     """Check the settings of a run against published facts, and the places that they name.
 
-    `output`: the folder of a new run; None for a run that exists. `labelled_alone`: no unlabelled image is
-    needed, so that the classes of an image folder may all be known.
+    `output`: the folder of a new run; None for a run that exists. `labelled_alone`: as for
+    `check_split_file`.
     """
     config.check_sizes(config.published_sizes())
     if config.precision == "fp16" and config.device == "cpu":
@@ -38,8 +38,7 @@ def check_run(config: Config, output: Path | None = None, *, labelled_alone: boo
         )
     _check_channels(config)
     check_root(config.dataset, config.root)
-    if not (labelled_alone and config.dataset == "folder" and config.split_file is None):
-        check_split_file(config.dataset, config.split_file)
+    check_split_file(config.dataset, config.split_file, labelled_alone=labelled_alone)
     if config.skip_unreadable is not None:
         readable_file(
             "skip_unreadable",

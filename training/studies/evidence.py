@@ -9,6 +9,7 @@ import csv
 import io
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
@@ -103,7 +104,12 @@ def write_evidence(study: Study) -> list[str]:
     }
     adjusted = _corrected(study, found)
     study.output.mkdir(parents=True, exist_ok=True)
-    blocks = ["# When does EAGC help?", *_answer(study, complete, found, adjusted)]
+    decided = {
+        key: decision(comparison, adjusted.get(key, NAN), len(adjusted))
+        for key, comparison in found.items()
+        if comparison is not None
+    }
+    blocks = ["# When does EAGC help?", *_answer(study, complete, found, adjusted, decided)]
     if complete:
         with drawing.style():
             figure = _differences_figure(complete)
@@ -131,7 +137,7 @@ def write_evidence(study: Study) -> list[str]:
     file = study.output / "evidence.md"
     atomic_write(file, "\n\n".join(blocks) + "\n")
     atomic_write(file.with_suffix(".csv"), _csv(planned, records))
-    return _sentences(found, adjusted)
+    return _sentences(found, adjusted, decided)
 
 
 def evaluated(cell: Cell, planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> Values | None:
@@ -183,17 +189,18 @@ def _corrected(study: Study, found: Found) -> dict[tuple[Cell, str], float]:
     return dict(zip(study.tested, holm(raw)))
 
 
-def _sentences(found: Found, adjusted: Mapping[tuple[Cell, str], float]) -> list[str]:
+def _sentences(
+    found: Found, adjusted: Mapping[tuple[Cell, str], float], decided: Mapping[tuple[Cell, str], str]
+) -> list[str]:
     lines = []
-    for (cell, arm), comparison in found.items():
-        if comparison is not None:
-            p = adjusted.get((cell, arm), NAN)
-            corrected = "" if math.isnan(p) else f", corrected p {p:.3f}"
-            lines.append(
-                f"{arm} - {BASELINE}, {cell}: All {comparison.paired.mean:+.2f} points "
-                f"({comparison.low:+.2f} to {comparison.high:+.2f}), noise floor {comparison.floor:.2f}"
-                f"{corrected}: {decision(comparison, p, len(adjusted))}"
-            )
+    for (cell, arm), word in decided.items():
+        comparison, p = found[cell, arm], adjusted.get((cell, arm), NAN)
+        corrected = "" if math.isnan(p) else f", corrected p {p:.3f}"
+        lines.append(
+            f"{arm} - {BASELINE}, {cell}: All {comparison.paired.mean:+.2f} points "
+            f"({comparison.low:+.2f} to {comparison.high:+.2f}), noise floor {comparison.floor:.2f}"
+            f"{corrected}: {word}"
+        )
     return lines
 
 
@@ -202,12 +209,13 @@ def _answer(
     complete: Mapping[Cell, Values],
     found: Found,
     adjusted: Mapping[tuple[Cell, str], float],
+    decided: Mapping[tuple[Cell, str], str],
 ) -> list[str]:
     """The result in words, and a row for every planned comparison."""
     header = ["arm", "method", "known", "of", "recipe", "seeds", "probe's AUC", "All - baseline"]
     header += ["bootstrap 95 %", "noise floor", "p", "p, corrected", "decision", "Old, New - baseline"]
     header.append("fall of Old, baseline and arm")
-    rows, decided = [], []
+    rows = []
     for (cell, arm), comparison in found.items():
         regime = cell.regime
         probe = probe_of([study.probe_folder(regime)])
@@ -217,15 +225,14 @@ def _answer(
             cells += ["-"] * 5 + ["not complete", "-", "-"]
         else:
             p = adjusted.get((cell, arm), NAN)
-            decided.append(decision(comparison, p, len(adjusted)))
             cells += [f"{comparison.paired.mean:+.2f}", f"{comparison.low:+.2f} to {comparison.high:+.2f}"]
             cells += [f"{comparison.floor:.2f}", f"{comparison.paired.p:.3f}"]
             beside = [f"{_differences(complete[cell], arm, score).mean:+.2f}" for score in ("old", "new")]
-            cells += ["-" if math.isnan(p) else f"{p:.3f}", decided[-1], ", ".join(beside)]
+            cells += ["-" if math.isnan(p) else f"{p:.3f}", decided[cell, arm], ", ".join(beside)]
             falls = [mean_std(value["old_fall"] for value in complete[cell][of])[0] for of in (BASELINE, arm)]
             cells.append(", ".join(f"{fall:.1f}" for fall in falls))
         rows.append(Row(cells))
-    counted = [f"{word} ({decided.count(word)})" for word in dict.fromkeys(decided)]
+    counted = [f"{word} ({count})" for word, count in Counter(decided.values()).items()]
     return [
         f"{len(decided)} of {len(found)} planned comparisons are complete"
         + (f": {', '.join(counted)}." if counted else "."),

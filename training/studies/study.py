@@ -235,8 +235,8 @@ class Study:
             switches.pop("warm_start", None)  # its start is the same run for all arms
         config = resolve(method, preset=recipe, seed=seed, **switches, **machine)
         if "init" not in machine:
-            # Tokens end below the blocks that are trained: one, but two by SelEx.
-            blocks = max(config.trainable_blocks, config.blocks_of_reference)
+            # SimGCD and LegoGCD train one block and share the tokens below it, SelEx trains two.
+            blocks = config.tail_blocks
             name = regime.key if blocks == 1 else f"{regime.key}-{blocks}blocks"
             config = config.replace(trunk_cache=str(self.output / "trunk" / name))
         return StudyRun(cell, arm, seed, config, self._folder(cell, arm, seed))

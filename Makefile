@@ -63,7 +63,7 @@ demo: install  ## the main job: SimGCD with and without EAGC on a small data set
 
 evidence: install  ## what the study in STUDY (runs/study) has shown so far, into docs/
 	mkdir -p docs/figures
-	cp $(STUDY)/evidence.md $(STUDY)/evidence.csv docs/
+	cp $(STUDY)/study.json $(STUDY)/evidence.md $(STUDY)/evidence.csv docs/
 	cp $(STUDY)/figures/*.svg docs/figures/
 
 bench: install  ## throughput and overhead tables, pictures: the short form, into out/bench

@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 from documents import ROOT
 
+from eagc_ops.training.studies.earlier import take_over
+from eagc_ops.training.studies.evidence import write_evidence
 from eagc_ops.training.studies.study import OUTCOME, Study
 
 PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
@@ -102,6 +104,27 @@ def test_the_table_is_that_of_the_runs():
         assert row[12] == word if word else row[12] in ("nothing shown", "below the noise floor")
     complete = sum(comparison is not None for comparison in found.values())
     assert f"{complete} of {len(found)} planned comparisons are complete" in PAGE
+
+
+def test_the_page_can_be_taken_over(tmp_path):
+    """So the study can go on from these files alone, whatever became of the machine that trained the runs."""
+    study = Study(tmp_path / "study")
+    take_over(study, ROOT / "docs")
+    write_evidence(study)
+    page = (study.output / "evidence.md").read_text(encoding="utf-8")
+    ours, theirs = (text.partition("\nWritten on ")[0].splitlines() for text in (page, PAGE))
+    assert len(ours) == len(theirs)
+    for ours_line, line in zip(ours, theirs):
+        if ours_line != line:  # the probe's AUC is not in the files, and is measured again by the command
+            cells = [row.split(" | ") for row in (ours_line, line)]
+            assert len(cells[0]) == 15 and cells[0][6] == "-"
+            assert cells[0][:6] + cells[0][7:] == cells[1][:6] + cells[1][7:]
+    with (study.output / "evidence.csv").open(encoding="utf-8") as lines:
+        again = list(csv.DictReader(lines))
+    assert len(again) == len(RUNS)
+    for ours_run, run in zip(again, RUNS):
+        for name, value in run.items():
+            assert ours_run[name] == value or float(ours_run[name]) == float(value), (run["run"], name)
 
 
 def test_the_table_of_cifar10_is_that_of_its_runs():

@@ -71,5 +71,6 @@ def _sign_flip_p(differences: np.ndarray) -> float:
         flips = np.random.default_rng(0).integers(0, 2, (_SAMPLES, n))
         flips[0] = 0  # the signs as they are count as one of the ways, so p is never 0
     sums = np.abs((1 - 2 * flips) @ differences)
-    # Sums that are equal on paper may differ in the last bits, also those that are 0 on paper.
-    return float(np.mean(sums >= sums[0] - 1e-12 * np.abs(differences).sum()))
+    # Accuracies are counts of images, so many sums are equal on paper, and 0 among them. They differ in the
+    # last bits, or by what a table of numbers has rounded. Below a millionth of a difference nothing counts.
+    return float(np.mean(sums >= sums[0] - 1e-6 * np.abs(differences).max()))

@@ -21,6 +21,8 @@ from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
 from eagc_ops.training.config import ConfigError, Sizes, add_config_arguments, as_options, resolve
 from eagc_ops.training.config.options import Recipe
 from eagc_ops.training.engine.preconditions import check_run
+from eagc_ops.training.studies.earlier import earlier_part, take_over
+from eagc_ops.training.studies.plan import study_plan
 from eagc_ops.training.studies.study import (
     METHOD,
     OTHERS,
@@ -30,9 +32,7 @@ from eagc_ops.training.studies.study import (
     Cell,
     Regime,
     Study,
-    check_starts,
     check_study,
-    study_plan,
 )
 
 # Settings of a study of one's own images: where they are, and what their number and the backbone ask for
@@ -103,6 +103,13 @@ def main(argv: list[str]) -> int:
         help=f"epochs of every run, fixed likewise [{SETTINGS['epochs']}]",
     )
     parser.add_argument(
+        "--earlier",
+        type=path,
+        metavar="FOLDER",
+        help="folder of an earlier part of the same study, or a copy of its study.json, evidence.md, "
+        "evidence.csv and figures: what is complete there counts, and is not trained again",
+    )
+    parser.add_argument(
         "--jobs",
         type=whole_number(most=MOST_JOBS),
         metavar="N",
@@ -132,13 +139,12 @@ def main(argv: list[str]) -> int:
             f"methods than {METHOD} are trained at 10 known classes with the recipe paper, and --root "
             f"by {METHOD} with paper"
         )
-    check_starts(study, now)
-    print(study_plan(study), flush=True)
+    print(study_plan(study, earlier_part(study, arguments.earlier)), flush=True)
     if arguments.dry_run:
         return 0
     if arguments.background:
         return _detach(argv, arguments.output)
-    return _run(study, now, arguments.jobs)
+    return _run(study, now, arguments.jobs, arguments.earlier)
 
 
 def _own(
@@ -203,13 +209,15 @@ def _drawn_split(root: str, output: Path) -> Path:
     return file
 
 
-def _run(study: Study, now: list[Cell], jobs: int | None) -> int:
+def _run(study: Study, now: list[Cell], jobs: int | None, earlier: Path | None) -> int:
     # Accelerate, timm and matplotlib take seconds to import: a plan does not wait for them.
     from eagc_ops.training.engine.jobs import default_jobs
     from eagc_ops.training.studies.running import run_study
 
     started = time.perf_counter()
     with lock(study.output / ".lock", study.output):
+        if earlier is not None:
+            take_over(study, earlier)
         failed = run_study(study, now, jobs or default_jobs("cpu"), lambda text: print(text, flush=True))
     print(f"\nevidence: {study.output / 'evidence.md'}\n{time.perf_counter() - started:.0f} s in all")
     if failed:

@@ -5,8 +5,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 import math
 from collections import Counter
@@ -25,7 +23,9 @@ from eagc_ops.training.report.figures import accuracy_figure
 from eagc_ops.training.report.measures import mean_std, measures, plus_minus
 from eagc_ops.training.report.probe import probe_of
 from eagc_ops.training.report.runs import RunGroup, RunRecord, read_run
-from eagc_ops.training.scores import EPOCHS, SCORES
+from eagc_ops.training.scores import SCORES
+from eagc_ops.training.studies.earlier import CURVES, PAGE, TABLE, WRITTEN, Earlier, earlier_part
+from eagc_ops.training.studies.numbers import COLUMNS, RunNumbers, table
 from eagc_ops.training.studies.study import (
     BASELINE,
     FULL,
@@ -40,19 +40,6 @@ from eagc_ops.training.studies.study import (
 
 __all__ = ["Comparison", "compare", "decision", "evaluated", "write_evidence"]
 
-COLUMNS = {  # measure: heading, digits
-    "all": ("All", 1),
-    "old": ("Old", 1),
-    "new": ("New", 1),
-    "best_all": (f"All, {EPOCHS['best']}", 1),
-    "old_fall": ("fall of Old", 1),
-    "gdc_clean": ("GDC clean", 3),
-    "gdc_release": ("GDC release", 3),
-    "soc_release": ("SOC", 3),
-    "drift": ("drift", 3),
-    "eep_share": ("EEP's share", 3),
-    "aga_share": ("AGA's share", 3),
-}
 NAN = math.nan
 Values = Mapping[str, Sequence[Mapping[str, float]]]  # arm -> by seed -> measure -> value
 _DIFFERENCES = (
@@ -92,10 +79,14 @@ def write_evidence(study: Study) -> list[str]:
 
     Returns a line for every comparison that is complete: its difference, and what the registered rule says.
     """
-    planned = study.runs()
-    records = {run.folder: record for run in planned if (record := _record(run)) is not None}
+    planned, earlier = study.runs(), earlier_part(study)
+    records = {run.folder.name: record for run in planned if (record := _record(run)) is not None}
+    here = {name: _numbers(record) for name, record in records.items()}
+    taken = [cell for cell in earlier.sections if evaluated(cell, planned, here) is None]
+    there = [run.folder.name for run in planned if run.cell in taken]
+    numbers = {**here, **{name: earlier.numbers[name] for name in there}}
     complete = {
-        cell: values for cell in study.cells if (values := evaluated(cell, planned, records)) is not None
+        cell: values for cell in study.cells if (values := evaluated(cell, planned, numbers)) is not None
     }
     found = {
         (cell, arm): compare(complete[cell], arm) if cell in complete else None
@@ -114,41 +105,36 @@ def write_evidence(study: Study) -> list[str]:
         with drawing.style():
             figure = _differences_figure(complete)
             forgetting = _forgetting_figure(complete)
-        blocks.append(_figure(study.output, "differences.svg", figure, _DIFFERENCES))
-        blocks.append(_figure(study.output, "forgetting.svg", forgetting, _FORGETTING))
+        blocks.append(_figure(study.output, "figures/differences.svg", figure, _DIFFERENCES))
+        blocks.append(_figure(study.output, "figures/forgetting.svg", forgetting, _FORGETTING))
     blocks += ["## Decided before the runs", *OUTCOME]
     for cell, values in complete.items():
-        blocks += [f"## {cell}", _arms(values).markdown(), _paired(values).markdown()]
-        with drawing.style():
-            groups = [
-                RunGroup(
-                    arm, "", [records[run.folder] for run in planned if (run.cell, run.arm) == (cell, arm)]
-                )
-                for arm in cell.arms
-            ]
-            curves = accuracy_figure(groups)
-        blocks.append(_figure(study.output, f"curves-{cell.key}.svg", curves.svg, curves.caption))
-        energies = [study.late_file(run) for run in planned if (run.cell, run.arm) == (cell, FULL)]
-        if all(file.exists() for file in energies):
-            blocks += [_ENERGIES, _late(energies).markdown()]
-    blocks += ["## All runs", _EVERY_RUN, _every_run(study, planned, records).markdown()]
+        if cell in taken:
+            blocks.append(earlier.sections[cell])
+            _figure(study.output, CURVES.format(cell.key), earlier.curves[cell])
+        else:
+            own = [run for run in planned if run.cell == cell]
+            blocks += _section(study, own, values, records)
+    blocks += ["## All runs", _EVERY_RUN, _every_run(study, planned, numbers).markdown()]
     where = conditions()
-    blocks.append(f"Written on {where['date']} on {where['machine']}, commit {where['commit'] or 'unknown'}.")
-    file = study.output / "evidence.md"
-    atomic_write(file, "\n\n".join(blocks) + "\n")
-    atomic_write(file.with_suffix(".csv"), _csv(planned, records))
+    blocks.append(f"{WRITTEN}{where['date']} on {where['machine']}, commit {where['commit'] or 'unknown'}.")
+    if taken:
+        again = [(here[name], earlier.numbers[name]) for name in there if name in here]
+        blocks.append(_origin(taken, earlier, again))
+    atomic_write(study.output / PAGE, "\n\n".join(blocks) + "\n")
+    atomic_write(study.output / TABLE, table(planned, numbers))
     return _sentences(found, adjusted, decided)
 
 
-def evaluated(cell: Cell, planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> Values | None:
+def evaluated(cell: Cell, planned: Sequence[StudyRun], numbers: Mapping[str, RunNumbers]) -> Values | None:
     """The measures of all runs of a cell, in the order of the seeds; None unless all are finished."""
     values: dict[str, list[Mapping[str, float]]] = {arm: [] for arm in cell.arms}
     for run in planned:
         if run.cell == cell:
-            record = records.get(run.folder)
-            if record is None or record.result is None:
+            own = numbers.get(run.folder.name)
+            if own is None or own.reached is not None:
                 return None
-            values[run.arm].append(measures(record))
+            values[run.arm].append(own.values)
     return values
 
 
@@ -175,12 +161,46 @@ def _differences(values: Values, arm: str, measure: str) -> Paired:
     return paired_difference(*([value[measure] for value in values[of]] for of in (arm, BASELINE)))
 
 
+def _section(
+    study: Study, own: Sequence[StudyRun], values: Values, records: Mapping[str, RunRecord]
+) -> list[str]:
+    """The section of a cell whose runs `own` are here, with its figure."""
+    cell = own[0].cell
+    groups = [
+        RunGroup(arm, "", [records[run.folder.name] for run in own if run.arm == arm]) for arm in cell.arms
+    ]
+    with drawing.style():
+        curves = accuracy_figure(groups)
+    blocks = [f"## {cell}", _arms(values).markdown(), _paired(values).markdown()]
+    blocks.append(_figure(study.output, CURVES.format(cell.key), curves.svg, curves.caption))
+    energies = [study.late_file(run) for run in own if run.arm == FULL]
+    if all(file.exists() for file in energies):
+        blocks += [_ENERGIES, _late(energies).markdown()]
+    return blocks
+
+
+def _origin(taken: Sequence[Cell], earlier: Earlier, again: Sequence[tuple[RunNumbers, RunNumbers]]) -> str:
+    """Where the numbers come from that were taken over; `again`: pairs of a run here and there."""
+    text = f"Taken over from an earlier page: {', '.join(cell.key for cell in taken)}."
+    finished = [(a, b) for a, b in again if a.reached is None]
+    if finished:
+        most = max(abs(a.values["all"] - b.values["all"]) for a, b in finished)
+        text += f" {len(finished)} of these runs were made again: All differs by {most:.2f} points at most."
+    return f"{text}\n\nThat page: {earlier.written}"
+
+
 def _record(run: StudyRun) -> RunRecord | None:
-    """None for a run without a finished epoch."""
+    """The content of the run's folder; None for a run without a finished epoch."""
     file = run.folder / "metrics.jsonl"
     if not file.exists() or '"kind": "epoch"' not in file.read_text(encoding="utf-8"):
         return None
     return read_run(run.folder)
+
+
+def _numbers(record: RunRecord) -> RunNumbers:
+    values = measures(record)
+    reached = None if record.result is not None else record.lines["epoch"][-1]["epoch"] + 1
+    return RunNumbers({name: values[name] for name in COLUMNS}, record.facts.commit, reached)
 
 
 def _corrected(study: Study, found: Found) -> dict[tuple[Cell, str], float]:
@@ -277,42 +297,22 @@ def _late(files: Sequence[Path]) -> Table:
     return Table(["energy", "stage", "AUC", "tau, known", "tau, novel"], rows, headings=2)
 
 
-def _every_run(study: Study, planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> Table:
+def _every_run(study: Study, planned: Sequence[StudyRun], numbers: Mapping[str, RunNumbers]) -> Table:
     """A row for every arm of every cell: All by seed, or how far the run is."""
     rows = []
     for cell in study.cells:
         for arm in cell.arms:
-            own = [run for run in planned if (run.cell, run.arm) == (cell, arm)]
-            rows.append(Row([cell.key, arm, *(_progress(run, records.get(run.folder)) for run in own)]))
+            own = [run.folder.name for run in planned if (run.cell, run.arm) == (cell, arm)]
+            rows.append(Row([cell.key, arm, *(_progress(numbers.get(name)) for name in own)]))
     most = max(len(row.cells) for row in rows)
     rows = [Row([*row.cells, *[""] * (most - len(row.cells))]) for row in rows]
     return Table(["", "arm", *(f"seed {seed}" for seed in range(most - 2))], rows, headings=2)
 
 
-def _progress(run: StudyRun, record: RunRecord | None) -> str:
-    if record is None:
+def _progress(run: RunNumbers | None) -> str:
+    if run is None:
         return "-"
-    if record.result is None:
-        return f"to epoch {record.lines['epoch'][-1]['epoch'] + 1}"
-    return f"{measures(record)['all']:.1f}"
-
-
-def _csv(planned: Sequence[StudyRun], records: Mapping[Path, RunRecord]) -> str:
-    """The last epoch's numbers of all planned runs; empty where a run has none."""
-    text = io.StringIO()
-    lines = csv.writer(text, lineterminator="\n")
-    names = ["run", "known", "classes", "recipe", "method", "arm", "seed", "commit", "finished"]
-    lines.writerow([*names, *COLUMNS])
-    for run in planned:
-        record, cell = records.get(run.folder), run.cell
-        values = {} if record is None else measures(record)
-        numbers = ["" if math.isnan(x := values.get(name, NAN)) else f"{x:.10g}" for name in COLUMNS]
-        finished = record is not None and record.result is not None
-        problem = [cell.regime.known, cell.regime.classes, cell.recipe, cell.method]
-        commit = "" if record is None else record.facts.commit
-        progress = [run.arm, run.seed, commit, "yes" if finished else "no"]
-        lines.writerow([run.folder.name, *problem, *progress, *numbers])
-    return text.getvalue()
+    return f"{run.values['all']:.1f}" if run.reached is None else f"to epoch {run.reached}"
 
 
 def _differences_figure(complete: Mapping[Cell, Values]) -> str:
@@ -357,7 +357,7 @@ def _forgetting_figure(complete: Mapping[Cell, Values]) -> str:
     return drawing.picture(figure, "", []).svg
 
 
-def _figure(folder: Path, name: str, svg: str, caption: str) -> str:
-    (folder / "figures").mkdir(exist_ok=True)
-    atomic_write(folder / "figures" / name, f"{svg}\n")
-    return f"![{caption}](figures/{name})\n\n{caption}"
+def _figure(folder: Path, name: str, svg: str, caption: str = "") -> str:
+    (folder / name).parent.mkdir(exist_ok=True)
+    atomic_write(folder / name, f"{svg.rstrip()}\n")
+    return f"![{caption}]({name})\n\n{caption}"

@@ -11,9 +11,11 @@ from eagc_ops.files import atomic_write
 from eagc_ops.training.analysis.late_energies import late_energies
 from eagc_ops.training.engine.jobs import unfinished
 from eagc_ops.training.paper.filling import jobs_of, train_jobs
+from eagc_ops.training.studies.earlier import earlier_part
 from eagc_ops.training.studies.evidence import write_evidence
+from eagc_ops.training.studies.plan import study_plan
 from eagc_ops.training.studies.probing import probe_once
-from eagc_ops.training.studies.study import FULL, Cell, Study, begin_study, study_plan
+from eagc_ops.training.studies.study import FULL, METHOD, Cell, Study, begin_study
 
 __all__ = ["run_study"]
 
@@ -21,30 +23,47 @@ __all__ = ["run_study"]
 def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable[[str], None]) -> int:
     """Train the runs of the cells `now` that are left, and write the evidence after every cell.
 
-    The evidence is that of the whole study, and what it shows is said at the end. Returns the number of runs
-    that failed; the same command tries them again.
+    Cells that are complete in the evidence that was taken over are not trained. The evidence is that of
+    the whole study, and what it shows is said at the end. Returns the number of runs that failed; the
+    same command tries them again.
     """
     begin_study(study)
     torch.set_num_threads(1)  # as in every process of `run_jobs`
-    failed, shown = 0, []
-    for cell in now:
-        jobs = jobs_of([run for run in study.runs() if run.cell == cell])
-        left = unfinished(jobs)
-        say(f"{cell}: {len(jobs)} runs, {len(jobs) - len(left)} of them finished before")
-        config = next(run.config for run in study.runs() if run.cell == cell)
-        probe_once(study.probe_folder(cell.regime), config, study.output / "features")
-        if left and not any(run.folder.joinpath("result.json").exists() for run in study.runs()):
-            failed += train_jobs(left[:1], 1, say)
-            say(f"After the first run:\n{study_plan(study)}")
-            left = left[1:]
-        failed += train_jobs(left, at_a_time, say)
+    earlier = earlier_part(study)
+    for cell in earlier.sections:
+        _probe(study, cell)
+    failed, shown = 0, None
+    for cell in (cell for cell in now if cell not in earlier.sections):
+        failed += _train(study, cell, at_a_time, say)
         try:
             _late_energies(study, cell)
         finally:
             shown = write_evidence(study)
-    for line in shown:
+    for line in write_evidence(study) if shown is None else shown:
         say(line)
     return failed
+
+
+def _train(study: Study, cell: Cell, at_a_time: int, say: Callable[[str], None]) -> int:
+    """Train what is left of a cell, after the runs that it starts from. Returns how many failed."""
+    runs = [run for run in study.runs() if run.cell == cell]
+    jobs, starts = jobs_of([*study.starts(cell), *runs]), {run.folder for run in study.starts(cell)}
+    left = unfinished(jobs)
+    first = sum(job.folder in starts for job in left)
+    text = f"{cell}: {len(runs)} runs, {len(runs) - len(left) + first} of them finished before"
+    say(text + (f"; first {first} runs of {METHOD}, from which they start" if first else ""))
+    _probe(study, cell)
+    failed = 0
+    if left and not any(run.folder.joinpath("result.json").exists() for run in study.runs()):
+        failed += train_jobs(left[:1], 1, say)
+        say(f"After the first run:\n{study_plan(study, earlier_part(study))}")
+        left = left[1:]
+    return failed + train_jobs(left, at_a_time, say)
+
+
+def _probe(study: Study, cell: Cell) -> None:
+    config = next(run.config for run in study.runs() if run.cell == cell)
+    probe_once(study.probe_folder(cell.regime), config, study.output / "features")
 
 
 def _late_energies(study: Study, cell: Cell) -> None:

@@ -9,7 +9,7 @@ of the operator alone.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,11 +18,11 @@ from eagc_ops.files import atomic_write
 from eagc_ops.training.config import NULL as NULL_RUN
 from eagc_ops.training.config import Config, ConfigError, Diagnosis, Glyphs, config_class, resolve
 from eagc_ops.training.engine.preconditions import check_run
-from eagc_ops.training.paper.planning import duration, epochs_done, seconds_per_step
 
 __all__ = [
     "ARMS",
     "BASELINE",
+    "DESIGN",
     "FULL",
     "LEVEL",
     "METHOD",
@@ -38,10 +38,9 @@ __all__ = [
     "StudyRun",
     "begin_study",
     "can_decide",
-    "check_starts",
+    "check_design",
     "check_study",
     "smallest_p",
-    "study_plan",
 ]
 
 METHOD = "simgcd"
@@ -172,8 +171,8 @@ class Study:
     """A study in the folder `output`.
 
     It holds `study.json` (what was fixed at the beginning), `runs/`, `trunk/`, `features/`, `probes/`,
-    `energies/` (of finished runs), `evidence.md` with its `figures/`, and the numbers of all runs in
-    `evidence.csv`.
+    `energies/` (of finished runs), `evidence.md` with its `figures/`, the numbers of all runs in
+    `evidence.csv`, and in `earlier/` the evidence that was taken over, if any.
     """
 
     output: Path
@@ -205,6 +204,10 @@ class Study:
             "settings": dict(self.settings),
         }
 
+    @property
+    def earlier(self) -> Path:
+        return self.output / "earlier"
+
     def probe_folder(self, regime: Regime) -> Path:
         return self.output / "probes" / regime.key
 
@@ -220,6 +223,13 @@ class Study:
             for arm in cell.arms
         ]
 
+    def starts(self, cell: Cell) -> list[StudyRun]:
+        """The runs of another cell from which the runs of this one start; most cells have none."""
+        if not _has_start(cell.method):
+            return []
+        of = cell._replace(method=METHOD)
+        return [self._run(of, BASELINE, seed) for seed in range(cell.regime.seeds)]
+
     def _run(self, cell: Cell, arm: str, seed: int) -> StudyRun:
         regime, recipe, method = cell
         switches = {
@@ -230,7 +240,7 @@ class Study:
             **OTHERS.get(method, {}),
         }
         machine = {"device": "cpu", **self.machine}
-        if "init" in config_class(method).model_fields:  # SPTNet starts from SimGCD, and changes pixels
+        if _has_start(method):  # SPTNet starts from SimGCD, and changes pixels
             machine["init"] = str(self._folder(cell._replace(method=METHOD), BASELINE, seed))
             switches.pop("warm_start", None)  # its start is the same run for all arms
         config = resolve(method, preset=recipe, seed=seed, **switches, **machine)
@@ -243,6 +253,11 @@ class Study:
 
     def _folder(self, cell: Cell, arm: str, seed: int) -> Path:
         return self.output / "runs" / f"{cell.key}-{arm.replace(' ', '-')}-seed{seed}"
+
+
+def _has_start(method: str) -> bool:
+    """Whether runs of the method start from a run of another one."""
+    return "init" in config_class(method).model_fields
 
 
 def smallest_p(seeds: int) -> float:
@@ -267,32 +282,24 @@ def check_study(study: Study) -> None:
     """Check the settings and the places of all runs, and that the study is the one of its folder."""
     for run in study.runs():
         check_run(run.config)
-    file = study.output / DESIGN
-    if file.exists():
-        try:
-            design = json.loads(file.read_text(encoding="utf-8"))
-        except ValueError as error:
-            raise ConfigError(
-                f"{file} is damaged ({error}): restore a copy, or choose a different --output"
-            ) from error
-        if design != study.design:
-            raise ConfigError(
-                f"{study.output} holds a study with other data, seeds or epochs, which are fixed when it "
-                "begins: leave the options as they were, or choose a different --output"
-            )
+    if (study.output / DESIGN).exists():
+        check_design(study, study.output, "leave the options as they were, or choose a different --output")
 
 
-def check_starts(study: Study, now: Collection[Cell]) -> None:
-    """Check that the runs that SPTNet starts from are there, or trained in the same command."""
-    runs = study.runs()
-    made = {run.folder for run in runs if run.cell in now}
-    for run in (run for run in runs if run.cell in now):
-        start = Path(getattr(run.config, "init", None) or run.folder)
-        if start not in made and not (start / "result.json").exists():
-            raise ConfigError(
-                f"{run.cell.method} starts from runs of {METHOD} that are not finished, such as {start}: "
-                f"train them first, or with it (--methods {METHOD} {run.cell.method})"
-            )
+def check_design(study: Study, folder: Path, remedy: str) -> None:
+    """Check that the study in `folder` is this one, by its study.json."""
+    file = folder / DESIGN
+    try:
+        design = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise ConfigError(
+            f"{file} is damaged ({error}): restore a copy, or choose a different folder"
+        ) from error
+    if design != study.design:
+        raise ConfigError(
+            f"{folder} holds a study with other data, seeds or epochs, which are fixed when it begins: "
+            f"{remedy}"
+        )
 
 
 def begin_study(study: Study) -> None:
@@ -300,47 +307,3 @@ def begin_study(study: Study) -> None:
     study.output.mkdir(parents=True, exist_ok=True)
     if not (study.output / DESIGN).exists():
         atomic_write(study.output / DESIGN, json.dumps(study.design, indent=1) + "\n")
-
-
-def study_plan(study: Study) -> str:
-    """The runs of every cell, how many are finished, and the time of the others.
-
-    A time is that of steps of finished runs of the same cell, or, if it has none, of all finished runs.
-    """
-    runs = study.runs()
-    left = {run.folder: epochs_done(run.folder) for run in runs}
-    finished = [run for run in runs if left[run.folder] is None]
-    general = seconds_per_step(run.folder for run in finished)
-    lines, total = [], 0.0
-    for cell in study.cells:
-        own = [run for run in runs if run.cell == cell]
-        open_runs = [run for run in own if left[run.folder] is not None]
-        steps = sum(
-            (run.config.epochs - left[run.folder]) * (cell.regime.images // run.config.batch_size)
-            for run in open_runs
-        )
-        each = seconds_per_step(run.folder for run in own if left[run.folder] is None) or general
-        done = len(own) - len(open_runs)
-        count = f"{len(cell.arms)} arms x {cell.regime.seeds} seeds = {len(own)} runs, {done} finished"
-        text = f"  {cell!s:48} {count}"
-        if open_runs:
-            time = f"about {duration([steps * each])}" if each else "no time: the first run gives it"
-            text += f"; left: {steps:,} steps, {time}"
-            total += steps * (each or 0.0)
-        lines.append(text)
-    more = len(runs) - len(finished)
-    text = f"  {len(runs)} runs, {len(finished)} finished"
-    if more:
-        time = f"about {duration([total])} for {more} runs, one at a time" if general else "no time yet"
-        text += f"; left: {time} (steps with their diagnoses: reference models and evaluations come on top)"
-    lines.append(text)
-    tests = len(study.tested)
-    for seeds in sorted({cell.regime.seeds for cell in study.cells}):
-        least = smallest_p(seeds)
-        if least >= LEVEL:
-            lines.append(f"  with {seeds} seeds, p cannot be below {least:.2g}: too few to show anything")
-        else:
-            too_few = "" if can_decide(seeds, tests) else ": too few to show anything"
-            corrected = f"or {tests * least:.2g} after the correction for {tests} comparisons"
-            lines.append(f"  with {seeds} seeds, p cannot be below {least:.2g}, {corrected}{too_few}")
-    return "\n".join(lines)

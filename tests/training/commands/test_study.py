@@ -69,8 +69,6 @@ def test_what_a_study_refuses(own, data, tmp_path, capsys):
         ): "--known chooses among the regimes of glyphs; the known classes of --root are in --split-file",
         ("study", "--methods", "legogcd", "--known", "5"): "no part of the study has --known 5, --recipes "
         "paper release and --methods legogcd at once: other methods than simgcd are trained at 10",
-        ("study", "--methods", "sptnet", "-o", own[2]): "sptnet starts from runs of simgcd that are not "
-        f"finished, such as {own[2]}/runs/10of60-paper-baseline-seed0: train them first",
         (*own, "--recipes", "release", "--batch-size", "30"): "no part of the study has",
         (
             *own,

@@ -16,9 +16,11 @@ from eagc_ops.training.config import ConfigError
 from eagc_ops.training.paper import filling
 from eagc_ops.training.studies import evidence
 from eagc_ops.training.studies import study as module
+from eagc_ops.training.studies.earlier import earlier_part
 from eagc_ops.training.studies.evidence import compare, decision, write_evidence
+from eagc_ops.training.studies.plan import study_plan
 from eagc_ops.training.studies.running import run_study
-from eagc_ops.training.studies.study import ARMS, OUTCOME, Cell, Regime, Study, check_study, study_plan
+from eagc_ops.training.studies.study import ARMS, OUTCOME, Cell, Study, check_study
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
 
@@ -71,26 +73,8 @@ def test_the_bootstrap_interval_is_that_of_all_resamples():
     assert all(math.isnan(end) for end in bootstrap_interval([1.0]))
 
 
-@pytest.fixture
-def study(data, tmp_path, monkeypatch):
-    """Two regimes of two seeds and one recipe on a few images: 3 known of 5 classes, or as good as that."""
-    monkeypatch.setattr(module, "METHOD", "small")
-    settings = {
-        "dataset": "folder",
-        "image_size": 16,
-        "backbone": "vit_digits",
-        "batch_size": 30,
-        "reference_epochs": 1,
-        "reference_batch_size": 8,
-        "cache_views": 2,
-    }
-    regimes = (Regime(3, 5, 60, 2, settings), Regime(4, 6, 60, 2, settings))
-    machine = {"log_every": 1, "diagnose": {"every": 2}, **data}
-    return Study(tmp_path / "study", regimes, ("paper",), ("small_legogcd",), {"epochs": 1}, machine)
-
-
 def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
-    assert "no time: the first run gives it" in study_plan(study)
+    assert "no time: the first run gives it" in study_plan(study, earlier_part(study))
     first, _, of_other = study.cells
     said = []
     assert run_study(study, [first], 1, said.append) == 0
@@ -175,7 +159,7 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     changed = [file for file, time in before.items() if os.stat(file).st_mtime_ns != time]
     assert [file.parent for file in changed] == [run]
     assert (study.output / "evidence.md").read_text() == text
-    assert "30 runs, 12 finished; left: about " in study_plan(study)
+    assert "30 runs, 12 finished; left: about " in study_plan(study, earlier_part(study))
 
     # Another method has three arms.
     assert run_study(study, [of_other], 1, said.append) == 0
@@ -222,14 +206,11 @@ def test_the_regimes_and_recipes_of_the_command():
     ]
     assert len(study.tested) == 3 * 2 * 2 + 3  # three regimes, two recipes, two arms; three methods
     assert module.can_decide(10, len(study.tested))
-    sptnet = study.cells[-1]
-    with pytest.raises(
-        ConfigError, match="sptnet starts from runs of simgcd that are not finished, such as x/"
-    ):
-        module.check_starts(study, [sptnet])
-    module.check_starts(study, [study.cells[0], sptnet])
-    starts = {run.config.init for run in study.runs() if run.cell.method == "sptnet" and run.seed == 3}
-    assert starts == {"x/runs/10of60-paper-baseline-seed3"}  # the same one for all arms
+    assert [cell.method for cell in study.cells if study.starts(cell)] == ["sptnet"]
+    starts = [run for run in study.runs() if (run.cell, run.arm) == (study.cells[0], "baseline")]
+    assert study.starts(study.cells[-1]) == starts
+    begun = {run.config.init for run in study.runs() if run.cell.method == "sptnet" and run.seed == 3}
+    assert begun == {f"{starts[3].folder}"}  # the same one for all arms
 
 
 def test_runs_with_one_trunk_cache_train_the_same_blocks(tmp_path):

@@ -197,12 +197,11 @@ def probe(
     anchored = []
     for choice, smaller in choices_of(label, choices, seed):
         for count, rows_of in {half: smaller, most: choice}.items():
-            sides = _Sides.of(features, label, rows_of)
+            sides = _Sides.of(_in_span(features, rows_of.fit), label, rows_of)
             for kind, size in measured:
                 subspace = _fitted(kind, size, sides.fit)
                 measured[kind, size][count].append(_separation(sides, subspace, settings))
-            if count == most:
-                anchored.append(_anchored(sides, settings))
+        anchored.append(_anchored(_Sides.of(features, label, choice), settings))  # its mean is over all D
     candidates = []
     for (kind, size), by_count in measured.items():
         at_most, at_half = _means(by_count[most]), _means(by_count[half])
@@ -391,7 +390,7 @@ class _Sides(NamedTuple):
         cls, fit: Tensor, fit_label: Tensor, known: Tensor, known_label: Tensor | None, novel: Tensor
     ) -> _Sides:
         classes, position = fit_label.unique(return_inverse=True)
-        means = torch.zeros(len(classes), fit.shape[1], device=fit.device).index_add_(0, position, fit)
+        means = fit.new_zeros(len(classes), fit.shape[1]).index_add_(0, position, fit)
         rows = torch.cat([known, novel])
         supervised = None if known_label is None else torch.searchsorted(classes, known_label)
         return cls(
@@ -402,6 +401,21 @@ class _Sides(NamedTuple):
             known,
             None if supervised is None else _gradient(known, means, supervised),
         )
+
+
+def _in_span(features: Tensor, rows: Tensor) -> Tensor:
+    """The features (N, D) in len(rows) + 1 coordinates, if that is fewer; a probe measures the same in them.
+
+    The first ones are in an orthonormal basis of the span of `rows`, which holds the subspace and all class
+    means. Of the rest of a feature only the norm counts, which is the last one. The anchor is different: it
+    is a mean over D coordinates.
+    """
+    if len(rows) >= features.shape[1]:
+        return features
+    wide = features.double()
+    inside = wide @ torch.linalg.qr(wide[rows].T).Q
+    outside = (wide.square().sum(1) - inside.square().sum(1)).clamp_min(0).sqrt()
+    return torch.cat([inside, outside[:, None]], 1)
 
 
 def _gradient(z: Tensor, prototypes: Tensor, target: Tensor | None) -> Tensor:

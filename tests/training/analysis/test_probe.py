@@ -8,6 +8,7 @@ import torch
 from commands import call
 
 from eagc_ops import Subspace, training
+from eagc_ops.training.analysis import probe as probe_module
 from eagc_ops.training.analysis.energies import ENERGIES, nearest_class, rank_energies, whitened
 from eagc_ops.training.analysis.probe import (
     APERTURES,
@@ -99,6 +100,26 @@ def test_a_choice_keeps_known_rows_from_the_fit_and_every_class_plays_once_in_a_
         played += sorted(classes[2])
     assert sorted(played[:10]) == sorted(played[10:]) == list(range(10))
     assert played[:10] != played[10:]  # another round has other pairs
+
+
+def test_more_dimensions_than_rows_are_measured_in_the_span_of_the_rows(monkeypatch):
+    features, label, *_ = blobs(6, each=10, dim=90)  # 60 rows, of which 40 and 16 are in a fit
+    found = probe(features, label)
+    widths = set()
+
+    def as_they_are(features, rows):
+        widths.add(in_span(features, rows).shape[1])
+        return features
+
+    in_span = probe_module._in_span
+    monkeypatch.setattr(probe_module, "_in_span", as_they_are)
+    plain = probe(features, label)
+    assert widths == {41, 17}
+    assert sum(0.02 < candidate.at_most.tau_novel < 0.98 for candidate in plain.candidates) >= 4
+    assert found.aga == plain.aga
+    for ours, theirs in zip(found.candidates, plain.candidates, strict=True):
+        for name in ("at_all", "at_most", "at_half"):
+            assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=2e-6), (ours, name)
 
 
 def test_the_seed_decides_the_choices():

@@ -10,7 +10,8 @@ from documents import ROOT
 
 from eagc_ops.training.studies.earlier import take_over
 from eagc_ops.training.studies.evidence import write_evidence
-from eagc_ops.training.studies.study import OUTCOME, Study
+from eagc_ops.training.studies.questions import HELPS
+from eagc_ops.training.studies.study import Study
 
 PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
 RUNS = list(csv.DictReader((ROOT / "docs" / "evidence.csv").open(encoding="utf-8")))
@@ -41,7 +42,7 @@ def planned():
 
 def test_every_planned_run_is_listed():
     assert [run["run"] for run in RUNS] == [run.folder.name for run in Study(ROOT / "x").runs()]
-    assert all(sentence in PAGE for sentence in OUTCOME)
+    assert all(sentence in PAGE for sentence in HELPS.text)
 
 
 def test_the_table_is_that_of_the_runs():

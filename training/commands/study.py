@@ -8,10 +8,8 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from eagc_ops.console import Parser, command, path, whole_number
 from eagc_ops.files import atomic_write
@@ -23,7 +21,9 @@ from eagc_ops.training.config.options import Recipe
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.studies.earlier import earlier_part, take_over
 from eagc_ops.training.studies.plan import study_plan
+from eagc_ops.training.studies.questions import KEEPS
 from eagc_ops.training.studies.study import (
+    CONFIRMED,
     METHOD,
     OTHERS,
     RECIPES,
@@ -57,9 +57,14 @@ def main(argv: list[str]) -> int:
         "-o",
         "--output",
         type=path,
-        default=Path("runs/study"),
         metavar="FOLDER",
-        help="folder for runs and evidence.md [runs/study]",
+        help="folder for runs and evidence.md [runs/study, or runs/confirmation]",
+    )
+    parser.add_argument(
+        "--confirm",
+        action="store_true",
+        help="the second study, which asks again, of other characters and seeds, what the first one found "
+        "without having asked: does EAGC keep the known classes?",
     )
     parser.add_argument("--dry-run", action="store_true", help="show the runs and their time, train nothing")
     parser.add_argument(
@@ -117,13 +122,17 @@ def main(argv: list[str]) -> int:
     )
     add_config_arguments(parser, OWN, Recipe(METHOD, "folder", "paper"))
     arguments = parser.parse_args(argv)
+    if arguments.output is None:
+        arguments.output = Path("runs/confirmation" if arguments.confirm else "runs/study")
     writable_folder("--output", arguments.output)
     epochs = {} if arguments.epochs is None else {"epochs": arguments.epochs}
     settings = {**SETTINGS, **epochs}
-    regimes, recipes, others = _own(arguments, settings) or (tuple(REGIMES.values()), tuple(RECIPES), OTHERS)
+    study = Study(arguments.output, settings=settings)
+    if arguments.confirm:
+        study = replace(study, regimes=CONFIRMED, others=(), question=KEEPS)
+    study = _own(arguments, study) or study
     if arguments.seeds is not None:
-        regimes = tuple(replace(regime, seeds=arguments.seeds) for regime in regimes)
-    study = Study(arguments.output, regimes, recipes, tuple(others), settings)
+        study = replace(study, regimes=[replace(regime, seeds=arguments.seeds) for regime in study.regimes])
     check_study(study)
     now = [
         cell
@@ -136,8 +145,8 @@ def main(argv: list[str]) -> int:
         raise ConfigError(
             f"no part of the study has --known {' '.join(map(str, arguments.known))}, --recipes "
             f"{' '.join(arguments.recipes)} and --methods {' '.join(arguments.methods)} at once: other "
-            f"methods than {METHOD} are trained at 10 known classes with the recipe paper, and --root "
-            f"by {METHOD} with paper"
+            f"methods than {METHOD} are trained at 10 known classes with the recipe paper, --root by "
+            f"{METHOD} with paper, and --confirm at 5 and 10 known classes by {METHOD}"
         )
     print(study_plan(study, earlier_part(study, arguments.earlier)), flush=True)
     if arguments.dry_run:
@@ -147,10 +156,8 @@ def main(argv: list[str]) -> int:
     return _run(study, now, arguments.jobs, arguments.earlier)
 
 
-def _own(
-    arguments: argparse.Namespace, settings: Mapping[str, Any]
-) -> tuple[tuple[Regime, ...], tuple[str, ...], tuple[str, ...]] | None:
-    """Regimes, recipes and other methods of a study of the user's own images; None without --root."""
+def _own(arguments: argparse.Namespace, study: Study) -> Study | None:
+    """A study of the user's own images; None without --root."""
     own = {name: value for name, value in vars(arguments).items() if name in OWN}
     if not own:
         return None
@@ -158,6 +165,8 @@ def _own(
         raise ConfigError(
             f"{next(iter(own))} belongs to a study of your own images: name their folder too, with --root"
         )
+    if arguments.confirm:
+        raise ConfigError("--confirm is a study of glyphs: leave it out, or --root")
     if arguments.known != list(REGIMES):
         raise ConfigError(
             "--known chooses among the regimes of glyphs; the known classes of --root are in split_file"
@@ -165,7 +174,7 @@ def _own(
     own["dataset"] = "folder"
     if "split_file" not in own:
         own["split_file"] = str(_drawn_split(own["root"], arguments.output))
-    config = resolve(METHOD, preset="paper", **own, **settings)
+    config = resolve(METHOD, preset="paper", **own, **study.settings)
     check_run(config)
     from eagc_ops.training.data import open_data  # torchvision takes seconds to import
 
@@ -184,7 +193,7 @@ def _own(
         )
     regime = Regime(data.known, data.known + data.novel, len(data.merged), settings=own)
     config.check_sizes(Sizes(known=data.known, images=len(data.merged), labelled=len(data.labelled)))
-    return (regime,), ("paper",), ()
+    return replace(study, regimes=(regime,), recipes=("paper",), others=())
 
 
 def _drawn_split(root: str, output: Path) -> Path:

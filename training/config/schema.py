@@ -58,9 +58,15 @@ class Glyphs(Settings):
     strength: float = Field(
         0.7, ge=0, le=1, description="strength of the deformations; 0: plain drawings, 1: hard to read"
     )
+    skip: int = Field(0, ge=0, description="characters of the list before the first class: other classes")
 
     @model_validator(mode="after")
-    def _some_are_novel(self) -> Self:
+    def _exist_and_some_are_novel(self) -> Self:
+        if self.skip + self.classes > 200:
+            raise ConfigError(
+                f"skip must be <= {200 - self.classes}, because there are 200 characters and {self.classes} "
+                f"are classes, got {self.skip}"
+            )
         if self.known >= self.classes:
             raise ConfigError(
                 f"known must be < {self.classes}, the number of classes, got {self.known}; at least one must "
@@ -333,9 +339,16 @@ class Config(Settings):
 
     @property
     def changed_images(self) -> dict[str, Any]:
-        """`flip` and `channels` where they differ from the data set's own."""
-        own = SPECS[self.dataset]
+        """What makes other images of a data set with the same split, where it differs from the usual.
+
+        `flip` and `channels`; of `glyphs`, `strength` and `skip`.
+        """
+        own, drawn = SPECS[self.dataset], Glyphs()
         asked = {"flip": (self.flip, own.flip), "channels": (self.channels, own.channels)}
+        if self.dataset == "glyphs":
+            asked |= {
+                name: (getattr(self.glyphs, name), getattr(drawn, name)) for name in ("strength", "skip")
+            }
         return {name: value for name, (value, usual) in asked.items() if value not in (None, usual)}
 
     @property

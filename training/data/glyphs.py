@@ -78,7 +78,7 @@ def drawn_glyphs(settings: Glyphs) -> DrawnGlyphs:
     >>> glyphs.pixels.shape, glyphs.targets.tolist()
     ((6, 36, 36), [0, 0, 1, 1, 2, 2])
     """
-    characters = class_characters()[: settings.classes]
+    characters = class_characters()[settings.skip :][: settings.classes]
     pixels = _cached(characters, settings).reshape(-1, SIDE, SIDE)
     targets = np.repeat(np.arange(settings.classes), settings.per_class)
     return DrawnGlyphs(pixels, targets, characters, tuple(_notes()))

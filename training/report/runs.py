@@ -62,7 +62,8 @@ def by_problem(runs: Sequence[RunRecord]) -> list[list[RunRecord]]:
     """Lists of runs with the same images, split and number of classes; only these are comparable."""
     problems: dict[str, list[RunRecord]] = {}
     for run in runs:
-        key = (run.config.dataset, run.facts.split_hash, run.facts.classes, run.facts.images)
+        drawn = run.config.glyphs.model_dump() if run.config.dataset == "glyphs" else None
+        key = (run.config.dataset, run.facts.split_hash, run.facts.classes, run.facts.images, drawn)
         problems.setdefault(fingerprint(key), []).append(run)
     return list(problems.values())
 

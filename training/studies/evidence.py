@@ -31,7 +31,6 @@ from eagc_ops.training.studies.study import (
     FULL,
     LEVEL,
     NULL,
-    OUTCOME,
     Cell,
     Study,
     StudyRun,
@@ -43,13 +42,12 @@ __all__ = ["Comparison", "compare", "decision", "evaluated", "write_evidence"]
 NAN = math.nan
 Values = Mapping[str, Sequence[Mapping[str, float]]]  # arm -> by seed -> measure -> value
 _DIFFERENCES = (
-    "All minus All of the baseline, in points: single seeds (dots), their mean (diamond) with its bootstrap "
+    "{0} minus {0} of the baseline, in points: single seeds (dots), their mean (diamond) with its bootstrap "
     "interval, and the noise floor (grey)."
 )
 _FORGETTING = (
     "EAGC minus baseline, in points, over the fall of Old of the baseline: what it forgets of known classes. "
-    "A point for every complete regime, recipe and method: means over the seeds, with bootstrap intervals. "
-    "This was not decided before the runs."
+    "A point for every complete regime, recipe and method: means over the seeds, with bootstrap intervals."
 )
 _ENERGIES = (
     "Energies of the unlabelled images in the runs with EAGC, known against novel classes. *Start*: features "
@@ -57,13 +55,13 @@ _ENERGIES = (
     "as in the operator. *Refitted*: a subspace of the trained student's own labelled features."
 )
 _EVERY_RUN = (
-    "All in percent at the last epoch, by seed; a dash for a run without a finished epoch. "
+    "{} in percent at the last epoch, by seed; a dash for a run without a finished epoch. "
     "[evidence.csv](evidence.csv) has all measures of all runs."
 )
 
 
 class Comparison(NamedTuple):
-    """An arm against the baseline, by All of the last epoch."""
+    """An arm against the baseline, by a score of the last epoch."""
 
     paired: Paired
     low: float  # of the bootstrap interval
@@ -88,8 +86,10 @@ def write_evidence(study: Study) -> list[str]:
     complete = {
         cell: values for cell in study.cells if (values := evaluated(cell, planned, numbers)) is not None
     }
+    score = study.question.score
+    outcome = score.capitalize()
     found = {
-        (cell, arm): compare(complete[cell], arm) if cell in complete else None
+        (cell, arm): compare(complete[cell], arm, score) if cell in complete else None
         for cell in study.cells
         for arm in cell.tested
     }
@@ -100,14 +100,15 @@ def write_evidence(study: Study) -> list[str]:
         for key, comparison in found.items()
         if comparison is not None
     }
-    blocks = ["# When does EAGC help?", *_answer(study, complete, found, adjusted, decided)]
+    blocks = [f"# {study.question.title}", *_answer(study, complete, found, adjusted, decided)]
     if complete:
         with drawing.style():
-            figure = _differences_figure(complete)
+            figure = _differences_figure(complete, score)
             forgetting = _forgetting_figure(complete)
-        blocks.append(_figure(study.output, "figures/differences.svg", figure, _DIFFERENCES))
-        blocks.append(_figure(study.output, "figures/forgetting.svg", forgetting, _FORGETTING))
-    blocks += ["## Decided before the runs", *OUTCOME]
+        blocks.append(_figure(study.output, "figures/differences.svg", figure, _DIFFERENCES.format(outcome)))
+        late = " This was not decided before the runs." if score != "old" else ""
+        blocks.append(_figure(study.output, "figures/forgetting.svg", forgetting, _FORGETTING + late))
+    blocks += ["## Decided before the runs", *study.question.text]
     for cell, values in complete.items():
         if cell in taken:
             blocks.append(earlier.sections[cell])
@@ -115,15 +116,15 @@ def write_evidence(study: Study) -> list[str]:
         else:
             own = [run for run in planned if run.cell == cell]
             blocks += _section(study, own, values, records)
-    blocks += ["## All runs", _EVERY_RUN, _every_run(study, planned, numbers).markdown()]
+    blocks += ["## All runs", _EVERY_RUN.format(outcome), _every_run(study, planned, numbers).markdown()]
     where = conditions()
     blocks.append(f"{WRITTEN}{where['date']} on {where['machine']}, commit {where['commit'] or 'unknown'}.")
     if taken:
         again = [(here[name], earlier.numbers[name]) for name in there if name in here]
-        blocks.append(_origin(taken, earlier, again))
+        blocks.append(_origin(taken, earlier, again, score))
     atomic_write(study.output / PAGE, "\n\n".join(blocks) + "\n")
     atomic_write(study.output / TABLE, table(planned, numbers))
-    return _sentences(found, adjusted, decided)
+    return _sentences(outcome, found, adjusted, decided)
 
 
 def evaluated(cell: Cell, planned: Sequence[StudyRun], numbers: Mapping[str, RunNumbers]) -> Values | None:
@@ -147,7 +148,7 @@ def compare(values: Values, arm: str, measure: str = "all") -> Comparison:
 
 
 def decision(found: Comparison, adjusted: float, tests: int) -> str:
-    """What the registered rule says of one of so many tests; see `OUTCOME`."""
+    """What the registered rule says of one of so many tests; see `questions`."""
     if not can_decide(found.paired.n, tests):
         return "too few seeds to decide"
     if not adjusted < LEVEL:
@@ -179,13 +180,16 @@ def _section(
     return blocks
 
 
-def _origin(taken: Sequence[Cell], earlier: Earlier, again: Sequence[tuple[RunNumbers, RunNumbers]]) -> str:
+def _origin(
+    taken: Sequence[Cell], earlier: Earlier, again: Sequence[tuple[RunNumbers, RunNumbers]], score: str
+) -> str:
     """Where the numbers come from that were taken over; `again`: pairs of a run here and there."""
     text = f"Taken over from an earlier page: {', '.join(cell.key for cell in taken)}."
     finished = [(a, b) for a, b in again if a.reached is None]
     if finished:
-        most = max(abs(a.values["all"] - b.values["all"]) for a, b in finished)
-        text += f" {len(finished)} of these runs were made again: All differs by {most:.2f} points at most."
+        most = max(abs(a.values[score] - b.values[score]) for a, b in finished)
+        again_text = f"{score.capitalize()} differs by {most:.2f} points at most."
+        text += f" {len(finished)} of these runs were made again: {again_text}"
     return f"{text}\n\nThat page: {earlier.written}"
 
 
@@ -210,14 +214,17 @@ def _corrected(study: Study, found: Found) -> dict[tuple[Cell, str], float]:
 
 
 def _sentences(
-    found: Found, adjusted: Mapping[tuple[Cell, str], float], decided: Mapping[tuple[Cell, str], str]
+    outcome: str,
+    found: Found,
+    adjusted: Mapping[tuple[Cell, str], float],
+    decided: Mapping[tuple[Cell, str], str],
 ) -> list[str]:
     lines = []
     for (cell, arm), word in decided.items():
         comparison, p = found[cell, arm], adjusted.get((cell, arm), NAN)
         corrected = "" if math.isnan(p) else f", corrected p {p:.3f}"
         lines.append(
-            f"{arm} - {BASELINE}, {cell}: All {comparison.paired.mean:+.2f} points "
+            f"{arm} - {BASELINE}, {cell}: {outcome} {comparison.paired.mean:+.2f} points "
             f"({comparison.low:+.2f} to {comparison.high:+.2f}), noise floor {comparison.floor:.2f}"
             f"{corrected}: {word}"
         )
@@ -232,8 +239,11 @@ def _answer(
     decided: Mapping[tuple[Cell, str], str],
 ) -> list[str]:
     """The result in words, and a row for every planned comparison."""
-    header = ["arm", "method", "known", "of", "recipe", "seeds", "probe's AUC", "All - baseline"]
-    header += ["bootstrap 95 %", "noise floor", "p", "p, corrected", "decision", "Old, New - baseline"]
+    outcome, others = study.question.score, [name for name in SCORES if name != study.question.score]
+    beside_it = ", ".join(name.capitalize() for name in others)
+    header = ["arm", "method", "known", "of", "recipe", "seeds", "probe's AUC"]
+    header += [f"{outcome.capitalize()} - baseline", "bootstrap 95 %", "noise floor", "p", "p, corrected"]
+    header += ["decision", f"{beside_it} - baseline"]
     header.append("fall of Old, baseline and arm")
     rows = []
     for (cell, arm), comparison in found.items():
@@ -247,7 +257,7 @@ def _answer(
             p = adjusted.get((cell, arm), NAN)
             cells += [f"{comparison.paired.mean:+.2f}", f"{comparison.low:+.2f} to {comparison.high:+.2f}"]
             cells += [f"{comparison.floor:.2f}", f"{comparison.paired.p:.3f}"]
-            beside = [f"{_differences(complete[cell], arm, score).mean:+.2f}" for score in ("old", "new")]
+            beside = [f"{_differences(complete[cell], arm, score).mean:+.2f}" for score in others]
             cells += ["-" if math.isnan(p) else f"{p:.3f}", decided[cell, arm], ", ".join(beside)]
             falls = [mean_std(value["old_fall"] for value in complete[cell][of])[0] for of in (BASELINE, arm)]
             cells.append(", ".join(f"{fall:.1f}" for fall in falls))
@@ -257,10 +267,10 @@ def _answer(
         f"{len(decided)} of {len(found)} planned comparisons are complete"
         + (f": {', '.join(counted)}." if counted else "."),
         Table(header, rows, headings=5).markdown(),
-        "Differences are in points of accuracy at the last epoch: All on all unlabelled images, which "
-        "decides, Old and New on those of known and of novel classes. The fall of Old is its highest value "
-        "over the evaluated epochs minus the last: what a run forgets. The correction counts the "
-        f"{len(adjusted)} planned comparisons with at least 6 seeds. The probe's AUC is that of its best "
+        "Differences are in points of accuracy at the last epoch: All on all unlabelled images, Old and New "
+        f"on those of known and of novel classes. {outcome.capitalize()} decides. The fall of Old is its "
+        "highest value over the evaluated epochs minus the last: what a run forgets. The correction counts "
+        f"the {len(adjusted)} planned comparisons with at least 6 seeds. The probe's AUC is that of its best "
         "conceptor, from labelled images alone, before the runs.",
     ]
 
@@ -298,40 +308,42 @@ def _late(files: Sequence[Path]) -> Table:
 
 
 def _every_run(study: Study, planned: Sequence[StudyRun], numbers: Mapping[str, RunNumbers]) -> Table:
-    """A row for every arm of every cell: All by seed, or how far the run is."""
+    """A row for every arm of every cell: its score by seed, or how far the run is."""
     rows = []
     for cell in study.cells:
         for arm in cell.arms:
             own = [run.folder.name for run in planned if (run.cell, run.arm) == (cell, arm)]
-            rows.append(Row([cell.key, arm, *(_progress(numbers.get(name)) for name in own)]))
-    most = max(len(row.cells) for row in rows)
-    rows = [Row([*row.cells, *[""] * (most - len(row.cells))]) for row in rows]
-    return Table(["", "arm", *(f"seed {seed}" for seed in range(most - 2))], rows, headings=2)
+            shown = (_progress(numbers.get(name), study.question.score) for name in own)
+            rows.append(Row([cell.key, arm, *shown]))
+    seeds = max((cell.regime.all_seeds for cell in study.cells), key=len)
+    rows = [Row([*row.cells, *[""] * (len(seeds) + 2 - len(row.cells))]) for row in rows]
+    return Table(["", "arm", *(f"seed {seed}" for seed in seeds)], rows, headings=2)
 
 
-def _progress(run: RunNumbers | None) -> str:
+def _progress(run: RunNumbers | None, score: str) -> str:
     if run is None:
         return "-"
-    return f"{run.values['all']:.1f}" if run.reached is None else f"to epoch {run.reached}"
+    return f"{run.values[score]:.1f}" if run.reached is None else f"to epoch {run.reached}"
 
 
-def _differences_figure(complete: Mapping[Cell, Values]) -> str:
+def _differences_figure(complete: Mapping[Cell, Values], score: str) -> str:
     """A panel for every cell: the differences of all arms, seed by seed, and the noise floor as a band."""
     columns = min(len(complete), 4)
     figure, panels = drawing.axes(math.ceil(len(complete) / columns), columns)
     for axis, (cell, values) in zip(panels, complete.items()):
         arms = [arm for arm in values if arm != BASELINE]
-        floor = compare(values, NULL).floor
+        floor = compare(values, NULL, score).floor
         axis.axvspan(-floor, floor, color="#bbbbbb", alpha=0.5, linewidth=0)
         for i, arm in enumerate(arms):
-            found = compare(values, arm)
+            found = compare(values, arm, score)
             y, colour = len(arms) - i, drawing.COLOURS[i]
             axis.plot(
                 found.paired.differences, [y] * found.paired.n, "o", color=colour, markersize=3, alpha=0.5
             )
             axis.plot([found.low, found.high], [y - 0.25] * 2, color=colour, linewidth=2)
             axis.plot([found.paired.mean], [y - 0.25], "D", color=colour, markersize=5)
-        axis.set(title=str(cell), xlabel="All - All of the baseline, points")
+        name = score.capitalize()
+        axis.set(title=str(cell), xlabel=f"{name} - {name} of the baseline, points")
         axis.set_yticks(range(len(arms), 0, -1), arms)
         axis.axvline(0, color="black", linewidth=0.8)
     for axis in panels[len(complete) :]:

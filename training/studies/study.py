@@ -1,16 +1,16 @@
-"""The study: when does EAGC help? Its question, outcome and test, written down before its runs, and the runs.
+"""The study: when does EAGC help? Its runs; `questions` has what they decide.
 
 The data are `glyphs`: characters, of which more or fewer are known. Every regime and recipe is trained with
 several arms over the same seeds, by SimGCD, and one of them by the other methods too. All arms of a seed
 share the start (the reference model), the data and the draws, so that differences to the baseline are those
-of the operator alone.
+of the operator alone. A second study confirms what the first one found but had not asked.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -18,17 +18,18 @@ from eagc_ops.files import atomic_write
 from eagc_ops.training.config import NULL as NULL_RUN
 from eagc_ops.training.config import Config, ConfigError, Diagnosis, Glyphs, config_class, resolve
 from eagc_ops.training.engine.preconditions import check_run
+from eagc_ops.training.studies.questions import HELPS, Question
 
 __all__ = [
     "ARMS",
     "BASELINE",
+    "CONFIRMED",
     "DESIGN",
     "FULL",
     "LEVEL",
     "METHOD",
     "NULL",
     "OTHERS",
-    "OUTCOME",
     "RECIPES",
     "REGIMES",
     "SETTINGS",
@@ -73,39 +74,23 @@ SETTINGS: dict[str, Any] = {  # of all runs, on top of the recipes
     "evaluate_every": 5,
 }
 MACHINE: dict[str, Any] = {"tensorboard_every": 0, "checkpoint_epochs": 20, "diagnose": Diagnosis(every=70)}
-OUTCOME = (
-    "**Question.** For how many known classes does EAGC raise the accuracy of SimGCD, against the same run "
-    "without the operator? Does an energy of whitened features change that? And what of the other methods?",
-    "**Outcome.** All, the accuracy on all unlabelled images, in percent, at the last epoch. The best epoch "
-    "is chosen with the truth and decides nothing. The difference to the baseline is taken seed by seed: "
-    "both runs start from the same reference model and see the same draws.",
-    "**Comparisons.** With the baseline: EAGC in every regime, recipe and method, and EAGC with the whitened "
-    "energy wherever SimGCD is trained.",
-    "**Test.** A two-sided sign-flip permutation test of the mean difference over the seeds, for every "
-    "comparison with at least 6 seeds (with fewer it cannot reach 0.05). The p-values are corrected by "
-    "Holm's method for the number of planned comparisons that are tested. The interval is a 95 % percentile "
-    "bootstrap of the mean.",
-    "**Noise floor.** Null runs have the operator with both strengths 1e-4, which changes little but "
-    "roundings. The floor is the largest |null - baseline| over the seeds.",
-    "**Decision.** A gain is shown if the corrected p-value is below 0.05 and the mean difference is above "
-    "the floor. A loss is shown likewise. Otherwise nothing is shown.",
-    "**Beside it**, without a decision: AGA alone and EEP alone, Old and New, GDC, SOC, drift of the "
-    "labelled features, the shares of the gradient that EEP and AGA change, and the AUC of the probe.",
-    "**Nothing is dropped.** All planned runs are listed, also those that failed or are not finished. "
-    "A comparison is made only when all runs of its regime, recipe and method are finished. The number of "
-    "seeds and of epochs is fixed when the study begins.",
-)
 
 
 @dataclass(frozen=True)
 class Regime:
-    """A problem, and the number of seeds on it."""
+    """A problem, and how SimGCD is trained on it: the seeds and the arms."""
 
     known: int
     classes: int
     images: int
     seeds: int = 10
     settings: Mapping[str, Any] = field(default_factory=dict, compare=False)  # that make the problem
+    first_seed: int = 0
+    arms: tuple[str, ...] = tuple(ARMS)
+
+    @property
+    def all_seeds(self) -> range:
+        return range(self.first_seed, self.first_seed + self.seeds)
 
     @property
     def key(self) -> str:
@@ -115,8 +100,8 @@ class Regime:
         return f"{self.known} known of {self.classes} classes"
 
 
-def _glyphs(known: int, classes: int, seeds: int = 10) -> Regime:
-    settings = {"dataset": "glyphs", "glyphs": {"known": known, "classes": classes}}
+def _glyphs(known: int, classes: int, seeds: int = 10, **more: int) -> Regime:
+    settings = {"dataset": "glyphs", "glyphs": {"known": known, "classes": classes, **more}}
     return Regime(known, classes, classes * Glyphs().per_class, seeds, settings)
 
 
@@ -130,6 +115,14 @@ REGIMES = {  # by known classes; 10 of 60 comes first: it is that of the demo
         _glyphs(100, 200, 5),
     )
 }
+CONFIRMED = tuple(  # other characters and other seeds; see `KEEPS`
+    replace(
+        _glyphs(known, 60, skip=60),
+        first_seed=10,
+        arms=(BASELINE, NULL, FULL),
+    )
+    for known in (10, 5)
+)
 
 
 class Cell(NamedTuple):
@@ -141,7 +134,7 @@ class Cell(NamedTuple):
 
     @property
     def arms(self) -> tuple[str, ...]:
-        return tuple(ARMS) if self.method == METHOD else OF_OTHERS
+        return self.regime.arms if self.method == METHOD else OF_OTHERS
 
     @property
     def tested(self) -> tuple[str, ...]:
@@ -181,6 +174,7 @@ class Study:
     others: Sequence[str] = tuple(OTHERS)  # methods at the first regime and recipe
     settings: Mapping[str, Any] = field(default_factory=lambda: SETTINGS)  # of every run
     machine: Mapping[str, Any] = field(default_factory=lambda: MACHINE)  # settings that change no number
+    question: Question = HELPS
 
     @property
     def cells(self) -> list[Cell]:
@@ -197,12 +191,17 @@ class Study:
     def design(self) -> dict[str, Any]:
         """What must not change once runs have been seen."""
         regimes = [[regime.known, regime.classes, regime.seeds, regime.settings] for regime in self.regimes]
-        return {
+        design = {
             "regimes": regimes,
             "recipes": list(self.recipes),
             "others": list(self.others),
             "settings": dict(self.settings),
         }
+        if self.question != HELPS:  # the folders of the first study do not name theirs
+            design["question"] = self.question.title
+            design["seeds"] = [list(regime.all_seeds) for regime in self.regimes]
+            design["arms"] = [list(regime.arms) for regime in self.regimes]
+        return design
 
     @property
     def earlier(self) -> Path:
@@ -219,7 +218,7 @@ class Study:
         return [
             self._run(cell, arm, seed)
             for cell in self.cells
-            for seed in range(cell.regime.seeds)
+            for seed in cell.regime.all_seeds
             for arm in cell.arms
         ]
 
@@ -228,7 +227,7 @@ class Study:
         if not _has_start(cell.method):
             return []
         of = cell._replace(method=METHOD)
-        return [self._run(of, BASELINE, seed) for seed in range(cell.regime.seeds)]
+        return [self._run(of, BASELINE, seed) for seed in cell.regime.all_seeds]
 
     def _run(self, cell: Cell, arm: str, seed: int) -> StudyRun:
         regime, recipe, method = cell

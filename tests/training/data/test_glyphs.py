@@ -12,6 +12,8 @@ from eagc_ops.training.config import Glyphs, resolve
 from eagc_ops.training.data import glyphs, open_data, verify
 from eagc_ops.training.data.glyphs import choose_characters, class_characters, draw, other_characters
 from eagc_ops.training.data.loaders import train_loader
+from eagc_ops.training.engine.experiment import Experiment
+from eagc_ops.training.engine.store import reference_key
 
 # sha256 of the images of the default settings
 DEFAULT = "af4ec53afda3b54be20ba09c34ca61d9a5a2c2e0d0e15d593c20773a83aa553e"
@@ -89,6 +91,30 @@ def test_settings_decide_the_classes(cache):
     assert not torch.equal(view, other)
     config = resolve("simgcd", "glyphs", glyphs=small)
     assert config.published_sizes()[:3] == (data.known, len(data.merged), len(data.labelled))
+
+
+def test_skipped_characters_give_other_classes(cache):
+    whole = glyphs.drawn_glyphs(Glyphs(classes=5, known=2, per_class=4))
+    later = glyphs.drawn_glyphs(Glyphs(classes=3, known=1, per_class=4, skip=2))
+    assert later.characters == whole.characters[2:] == class_characters()[2:5]
+    assert np.array_equal(later.pixels, whole.pixels[8:])
+    assert later.targets.tolist() == whole.targets[:12].tolist()
+    assert len(glyphs.drawn_glyphs(Glyphs(classes=2, known=1, per_class=2, skip=198)).characters) == 2
+    with pytest.raises(ValueError, match="skip must be <= 140, because there are 200 characters and 60 are"):
+        Glyphs(skip=141)
+
+
+@pytest.mark.parametrize("other", [{"strength": 0.5}, {"skip": 3}])
+def test_other_images_have_a_reference_model_of_their_own(cache, other):
+    """The split is the same, as numbers of classes and of images; the default's key is as it was."""
+
+    def key(**settings):
+        drawn = {"classes": 5, "known": 2, "per_class": 8, **settings}
+        experiment = Experiment(resolve("simgcd", "glyphs", glyphs=drawn, batch_size=8))
+        encoder, config = experiment.student.encoder, experiment.config
+        return reference_key(encoder, config, experiment.data, experiment.facts.inputs)
+
+    assert key(**other) == {**key(), **other}
 
 
 def test_no_view_is_mirrored():

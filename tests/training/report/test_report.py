@@ -15,7 +15,7 @@ from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.report.measures import mean_std, measures, plus_minus
 from eagc_ops.training.report.page import write_report
-from eagc_ops.training.report.runs import grouped, read_run, sweeps
+from eagc_ops.training.report.runs import by_problem, grouped, read_run, sweeps
 
 
 @pytest.fixture(scope="module")
@@ -386,6 +386,13 @@ def test_data_sets_have_sections_of_their_own(runs, tmp_path):
     assert "CUB-200-2011" in page.text
     assert "scikit-learn digits" in page.text
     assert len(page.tables) == 5  # two sections, each with results and runs, and one with measures
+
+
+def test_other_drawings_of_glyphs_are_another_problem(runs):
+    record = read_run(runs[True, 0])
+    settings = ({}, {"strength": 0.5}, {"skip": 60}, {})
+    records = [record._replace(config=resolve("simgcd", "glyphs", glyphs=drawn)) for drawn in settings]
+    assert [len(problem) for problem in by_problem(records)] == [2, 1, 1]
 
 
 def test_a_run_without_an_epoch_is_refused(tmp_path):

@@ -12,15 +12,18 @@ import pytest
 import small_runs
 
 from eagc_ops.training.analysis.comparisons import bootstrap_interval, holm
-from eagc_ops.training.config import ConfigError
+from eagc_ops.training.config import ConfigError, Glyphs
+from eagc_ops.training.data.glyphs import drawn_glyphs
 from eagc_ops.training.paper import filling
 from eagc_ops.training.studies import evidence
 from eagc_ops.training.studies import study as module
-from eagc_ops.training.studies.earlier import earlier_part
+from eagc_ops.training.studies.earlier import Earlier, earlier_part
 from eagc_ops.training.studies.evidence import compare, decision, write_evidence
+from eagc_ops.training.studies.numbers import COLUMNS, RunNumbers
 from eagc_ops.training.studies.plan import study_plan
+from eagc_ops.training.studies.questions import HELPS, KEEPS
 from eagc_ops.training.studies.running import run_study
-from eagc_ops.training.studies.study import ARMS, OUTCOME, Cell, Study, check_study
+from eagc_ops.training.studies.study import ARMS, CONFIRMED, REGIMES, Cell, Study, check_study
 
 pytestmark = pytest.mark.filterwarnings("ignore:the run predicts", "ignore:tau is below")
 
@@ -84,7 +87,8 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     assert len(said) == 2 + 1 + 11 + 2
     text = (study.output / "evidence.md").read_text()
 
-    for sentence in OUTCOME:
+    assert text.startswith("# When does EAGC help?\n")
+    for sentence in HELPS.text:
         assert sentence in text
     assert "2 of 5 planned comparisons are complete: too few seeds to decide (2)." in text
     rows = {
@@ -181,6 +185,78 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     assert run_study(study, [first], 1, said.append) == 1
     assert "FAILED: the loss is not finite" in capsys.readouterr().err
     assert "| 3of5-paper | EEP | - | " in (study.output / "evidence.md").read_text()
+
+
+def test_a_second_study_asks_again_what_the_first_one_found(study):
+    """Old decides, of other seeds, and only the arms that it takes are trained."""
+    regime = replace(study.regimes[0], first_seed=10, arms=("baseline", "null", "EAGC"))
+    second = replace(study, regimes=(regime,), others=(), question=KEEPS)
+    said = []
+    assert run_study(second, second.cells, 1, said.append) == 0
+    page = (second.output / "evidence.md").read_text()
+    assert page.startswith("# Does EAGC keep the known classes?\n")
+    assert all(sentence in page for sentence in KEEPS.text)
+    with (second.output / "evidence.csv").open() as lines:
+        runs = {(line["arm"], line["seed"]): line for line in csv.DictReader(lines)}
+    assert set(runs) == {(arm, seed) for arm in regime.arms for seed in ("10", "11")}
+    old = {arm: [float(runs[arm, seed]["old"]) for seed in ("10", "11")] for arm in regime.arms}
+    mean = sum(old["EAGC"]) / 2 - sum(old["baseline"]) / 2
+    floor = max(abs(a - b) for a, b in zip(old["null"], old["baseline"]))
+    assert f"recipe paper: Old {mean:+.2f} points (" in said[-1]
+    assert f"noise floor {floor:.2f}" in said[-1]
+    (row,) = [line.split(" | ") for line in page.splitlines() if line.startswith("| EAGC | small |")]
+    assert (row[7], row[9]) == (f"{mean:+.2f}", f"{floor:.2f}")
+    assert "|  | arm | seed 10 | seed 11 |" in page
+    assert f"| 3of5-paper | EAGC | {old['EAGC'][0]:.1f} | {old['EAGC'][1]:.1f} |" in page
+    assert "This was not decided before the runs" not in page
+    with pytest.raises(ConfigError, match="holds a study with other data"):
+        check_study(replace(second, question=HELPS))
+
+
+def test_the_outcome_that_is_asked_for_decides(study, monkeypatch):
+    """All falls and Old rises: a gain for the question of Old, a loss for that of All."""
+    cell = study.cells[0]._replace(
+        regime=replace(study.regimes[0], seeds=10, arms=("baseline", "null", "EAGC"))
+    )
+    second = replace(study, regimes=(cell.regime,), others=())
+    values = {"baseline": (60.0, 80.0), "null": (60.0, 80.0), "EAGC": (58.0, 84.0)}
+    numbers = {
+        run.folder.name: RunNumbers(
+            {**dict.fromkeys(COLUMNS, math.nan), "all": all_, "old": old, "new": 50.0, "old_fall": 1.0},
+            "commit",
+        )
+        for run in second.runs()
+        for all_, old in [values[run.arm]]
+    }
+    taken = Earlier(numbers, {cell: f"## {cell}"}, {cell: "<svg>"}, "Written on")
+    monkeypatch.setattr(evidence, "earlier_part", lambda study: taken)
+    for question, shown in ((HELPS, "All -2.00 points"), (KEEPS, "Old +4.00 points")):
+        (line,) = write_evidence(replace(second, question=question))
+        assert shown in line
+        assert line.endswith({HELPS: "a loss", KEEPS: "a gain"}[question])
+
+
+def test_the_second_study_has_other_characters_and_seeds():
+    first = {character for regime in (5, 10, 20) for character in characters(REGIMES[regime])}
+    for regime in CONFIRMED:
+        assert len(characters(regime)) == 60
+        assert first.isdisjoint(characters(regime))
+        assert set(regime.all_seeds).isdisjoint(REGIMES[regime.known].all_seeds)
+        assert (regime.classes, regime.seeds) == (60, 10)
+    second = Study(small_runs.Path("x"), CONFIRMED, others=(), question=KEEPS)
+    assert [(cell.key, arm) for cell, arm in second.tested] == [
+        (f"{known}of60-{recipe}", "EAGC") for known in (10, 5) for recipe in ("paper", "release")
+    ]
+    # But for these, its runs are those of the first study.
+    runs = {(run.cell.key, run.arm, run.seed): run.config for run in Study(small_runs.Path("x")).runs()}
+    for run in second.runs():
+        theirs = runs[run.cell.key, run.arm, run.seed - 10].recipe()
+        differing = {name for name, value in run.config.recipe().items() if value != theirs[name]}
+        assert differing == {"glyphs", "seed"}
+
+
+def characters(regime):
+    return drawn_glyphs(Glyphs(**regime.settings["glyphs"], per_class=2)).characters
 
 
 def test_seeds_and_epochs_are_fixed_when_a_study_begins(study):

@@ -6,6 +6,7 @@ BIN := $(VENV)/bin
 # is at work (settings, images, backbones, accuracy, pages, runs of all methods, the demo, the examples).
 LOWEST ?= .venv-lowest
 STUDY ?= runs/study
+INTO ?= docs
 LOWEST_TESTS := tests/kernels tests/eagc_ops tests/docs/test_examples.py \
 	$(addprefix tests/training/,config data models analysis report studies engine/test_method_runs.py)
 # One thread per process: small products on busy cores lose more in thread hand-overs than they gain.
@@ -61,10 +62,10 @@ gate: install  ## compile every entry of the launch table for six GPU targets; f
 demo: install  ## the main job: SimGCD with and without EAGC on a small data set, end to end
 	$(BIN)/eagc demo
 
-evidence: install  ## what the study in STUDY (runs/study) has shown so far, into docs/
-	mkdir -p docs/figures
-	cp $(STUDY)/study.json $(STUDY)/evidence.md $(STUDY)/evidence.csv docs/
-	cp $(STUDY)/figures/*.svg docs/figures/
+evidence:  ## what the study in STUDY (runs/study) has shown so far, into INTO (docs)
+	mkdir -p $(INTO)/figures
+	cp $(STUDY)/study.json $(STUDY)/evidence.md $(STUDY)/evidence.csv $(INTO)/
+	cp $(STUDY)/figures/*.svg $(INTO)/figures/
 
 bench: install  ## throughput and overhead tables, pictures: the short form, into out/bench
 	$(BIN)/eagc bench all --quick -o out/bench

@@ -48,8 +48,9 @@ METHOD = "simgcd"
 OTHERS: dict[str, dict[str, Any]] = {  # methods at the first regime and recipe: their settings
     "legogcd": {},
     "selex": {},
-    # An epoch has 14 batches, an image 32 pixels: 20 and 30 of 224 are published
-    "sptnet": {"phase_batches": 7, "pad_width": 4},
+    # An epoch has 14 batches, an image 32 pixels: 20 and 30 of 224 are published. Every 70th batch would be
+    # the first of an epoch, in which SPTNet trains its prompts and no block has a gradient to diagnose.
+    "sptnet": {"phase_batches": 7, "pad_width": 4, "diagnose": Diagnosis(every=75)},
 }
 DESIGN = "study.json"
 LEVEL = 0.05  # of the corrected p-value
@@ -236,9 +237,8 @@ class Study:
             **RECIPES[recipe],
             **ARMS[arm],
             **self.settings,
-            **OTHERS.get(method, {}),
         }
-        machine = {"device": "cpu", **self.machine}
+        machine = {"device": "cpu", **self.machine, **OTHERS.get(method, {})}
         if _has_start(method):  # SPTNet starts from SimGCD, and changes pixels
             machine["init"] = str(self._folder(cell._replace(method=METHOD), BASELINE, seed))
             switches.pop("warm_start", None)  # its start is the same run for all arms

@@ -289,6 +289,16 @@ def test_the_regimes_and_recipes_of_the_command():
     assert begun == {f"{starts[3].folder}"}  # the same one for all arms
 
 
+def test_diagnoses_of_sptnet_see_both_phases(tmp_path):
+    config = next(run.config for run in Study(tmp_path).runs() if run.cell.method == "sptnet")
+    batches = REGIMES[10].images // config.batch_size
+    steps = range(0, config.epochs * batches, config.diagnose.every)
+    phases = [
+        (step % batches + 1) // config.phase_batches % 2 for step in steps
+    ]  # 1: the last block is trained
+    assert len(steps) == 8 and phases.count(1) >= 4
+
+
 def test_runs_with_one_trunk_cache_train_the_same_blocks(tmp_path):
     configs = [run.config for run in Study(tmp_path).runs()]
     trained = {(c.trunk_cache, c.trainable_blocks, c.blocks_of_reference) for c in configs if c.trunk_cache}

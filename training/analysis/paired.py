@@ -72,5 +72,5 @@ def _sign_flip_p(differences: np.ndarray) -> float:
         flips[0] = 0  # the signs as they are count as one of the ways, so p is never 0
     sums = np.abs((1 - 2 * flips) @ differences)
     # Accuracies are counts of images, so many sums are equal on paper, and 0 among them. They differ in the
-    # last bits, or by what a table of numbers has rounded. Below a millionth of a difference nothing counts.
+    # last bits, or by what a table of numbers has rounded. A millionth of the largest difference is nothing.
     return float(np.mean(sums >= sums[0] - 1e-6 * np.abs(differences).max()))

@@ -427,7 +427,9 @@ def _gradient(z: Tensor, prototypes: Tensor, target: Tensor | None) -> Tensor:
 
 
 def _fitted(kind: str, size: float, fit: Tensor) -> Subspace:
-    return Subspace.conceptor(fit, size) if kind == "conceptor" else Subspace.pca(fit, int(size))
+    if kind == "conceptor":
+        return Subspace.conceptor(fit, size)
+    return Subspace.pca(fit, min(int(size), len(fit)))  # directions beyond the rows would be any
 
 
 def _separation(sides: _Sides, subspace: Subspace, settings: Coordination) -> Separation:

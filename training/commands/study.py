@@ -129,6 +129,8 @@ def main(argv: list[str]) -> int:
     settings = {**SETTINGS, **epochs}
     study = Study(arguments.output, settings=settings)
     if arguments.confirm:
+        if arguments.seeds is not None or arguments.epochs is not None:
+            raise ConfigError("--confirm has seeds and epochs of its own: leave out --seeds and --epochs")
         study = replace(study, regimes=CONFIRMED, others=(), question=KEEPS)
     study = _own(arguments, study) or study
     if arguments.seeds is not None:
@@ -167,6 +169,8 @@ def _own(arguments: argparse.Namespace, study: Study) -> Study | None:
         )
     if arguments.confirm:
         raise ConfigError("--confirm is a study of glyphs: leave it out, or --root")
+    if arguments.earlier is not None:
+        raise ConfigError("--earlier takes over studies of glyphs: leave it out, or --root")
     if arguments.known != list(REGIMES):
         raise ConfigError(
             "--known chooses among the regimes of glyphs; the known classes of --root are in split_file"

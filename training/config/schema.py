@@ -9,6 +9,7 @@ eagc_ops.training.config.settings.ConfigError: lambda_p must be >= 0, got -1.0
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
 
@@ -49,10 +50,13 @@ class Diagnosis(Settings):
     k: int = Field(16, ge=1, description="number of leading directions in SOC")
 
 
+CHARACTERS = 200  # that serve as classes of the data set `glyphs`
+
+
 class Glyphs(Settings):
     """The images of the data set `glyphs`."""
 
-    classes: int = Field(60, ge=2, le=200, description="characters, known and novel")
+    classes: int = Field(60, ge=2, le=CHARACTERS, description="characters, known and novel")
     known: int = Field(10, ge=1, description="known characters")
     per_class: int = Field(30, ge=2, le=1000, description="images of every character")
     strength: float = Field(
@@ -62,10 +66,10 @@ class Glyphs(Settings):
 
     @model_validator(mode="after")
     def _exist_and_some_are_novel(self) -> Self:
-        if self.skip + self.classes > 200:
+        if self.skip + self.classes > CHARACTERS:
             raise ConfigError(
-                f"skip must be <= {200 - self.classes}, because there are 200 characters and {self.classes} "
-                f"are classes, got {self.skip}"
+                f"skip must be <= {CHARACTERS - self.classes}, because there are {CHARACTERS} characters and "
+                f"{self.classes} are classes, got {self.skip}"
             )
         if self.known >= self.classes:
             raise ConfigError(
@@ -440,13 +444,17 @@ class Config(Settings):
         return tuple(name for name, field in cls.model_fields.items() if MACHINE in field.metadata)
 
     @classmethod
-    def added_settings(cls) -> dict[str, Any]:
-        """Defaults, JSON-ready, of the settings that earlier versions did not have."""
-        added = {name: field for name, field in cls.model_fields.items() if ADDED in field.metadata}
-        return {
-            name: value.model_dump() if isinstance(value := field.get_default(), Settings) else value
-            for name, field in added.items()
-        }
+    def with_added(cls, settings: Mapping[str, Any]) -> dict[str, Any]:
+        """JSON-ready settings of a run, with the defaults of those that its version did not have."""
+        settings = dict(settings)
+        for name, field in cls.model_fields.items():
+            if ADDED in field.metadata:
+                default = field.get_default()
+                if isinstance(default, Settings):  # of which a later version may have more
+                    settings[name] = {**default.model_dump(), **settings.get(name, {})}
+                else:
+                    settings.setdefault(name, default)
+        return settings
 
     @classmethod
     def help_texts(cls) -> dict[str, str]:
@@ -624,7 +632,7 @@ def from_json(values: Any) -> Config:
         raise ConfigError("a configuration must be a JSON object with a key 'method'")
     cls = config_class(values["method"])
     # A setting that an earlier version did not have has its default: it affects no number of that run.
-    free = {*cls.machine_settings(), *cls.added_settings()}
+    values, free = cls.with_added(values), cls.machine_settings()
     missing = [name for name in cls.model_fields if name not in values and name not in free]
     if missing:
         raise ConfigError(

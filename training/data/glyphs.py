@@ -28,10 +28,9 @@ from scipy import ndimage
 from eagc_ops.files import atomic_write, fingerprint, remove_partials
 from eagc_ops.kernels.cache_folder import cache_folder
 from eagc_ops.locks import lock
-from eagc_ops.training.config.schema import Glyphs
+from eagc_ops.training.config.schema import CHARACTERS, Glyphs
 
 __all__ = [
-    "CLASSES",
     "SIDE",
     "SPECIMEN",
     "DrawnGlyphs",
@@ -44,7 +43,6 @@ __all__ = [
 ]
 
 SIDE = 36  # pixels of an image
-CLASSES = 200  # characters that serve as classes; the others are for pretraining
 # sha256 of `specimen()`, as drawn by Pillow 13.0, FreeType 2.14.3, numpy 2.4 and scipy 1.17
 SPECIMEN = "724f790a93bd475fbf41e9d7fe5cf631d17b8ee94385fc468d928285368caa3f"
 
@@ -157,8 +155,8 @@ def choose_characters() -> tuple[str, str]:
         if (alike < _ALIKE).all():
             signatures[len(kept)] = signature
             kept.append(character)
-    order = np.random.default_rng(0).permutation(CLASSES)
-    return "".join(kept[i] for i in order), "".join(kept[CLASSES:])
+    order = np.random.default_rng(0).permutation(CHARACTERS)
+    return "".join(kept[i] for i in order), "".join(kept[CHARACTERS:])
 
 
 def _candidates() -> Iterator[str]:

@@ -163,7 +163,7 @@ class Experiment:
         """Tensors and state of a checkpoint of this experiment; one of a different experiment is refused."""
         tensors, state = load_checkpoint(path)
         ours = self.identity()
-        theirs = {**self.config.added_settings(), **state.get("identity", {})}
+        theirs = self.config.with_added(state.get("identity", {}))
         differs = sorted(name for name in ours.keys() | theirs.keys() if ours.get(name) != theirs.get(name))
         if differs:
             shown = ", ".join(

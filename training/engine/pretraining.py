@@ -26,8 +26,9 @@ from eagc_ops.files import atomic_write, remove_partials
 from eagc_ops.locks import lock, tidy
 from eagc_ops.training.config import SPECS, Config, ConfigError, Glyphs
 from eagc_ops.training.config.backbones import BACKBONES
+from eagc_ops.training.config.schema import CHARACTERS
 from eagc_ops.training.data import GCDData, Images, open_data, read_images
-from eagc_ops.training.data.glyphs import CLASSES, draw, other_characters
+from eagc_ops.training.data.glyphs import draw, other_characters
 from eagc_ops.training.data.transforms import TRANSFORMS
 from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
@@ -181,8 +182,8 @@ def new_encoder(file: Path, order: Order) -> dict[str, Any]:
     transform = TRANSFORMS[spec.transforms](size, spec.flip, images.channels)[1]
     tests = {f"{len(set(images.targets.tolist()))} classes": images}
     if order.dataset == "glyphs":
-        every = Glyphs(classes=CLASSES)
-        tests[f"{CLASSES} classes"] = read_images("glyphs", None, glyphs=every)
+        every = Glyphs(classes=CHARACTERS)
+        tests[f"{CHARACTERS} classes"] = read_images("glyphs", None, glyphs=every)
         images = _other_glyphs() if order.labels else images
     pixels = _pixels(images, transform, size)
     started = time.process_time()

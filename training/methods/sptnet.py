@@ -112,8 +112,10 @@ class SPTNet(SimGCD):
 
     def _different_settings(self, recipe: Mapping[str, Any], identity: Mapping[str, Any]) -> list[str]:
         config = self.config
+        recipe = config.with_added(recipe)
         ours = {
             "split_hash": identity["split_hash"],
+            "glyphs": config.glyphs.model_dump(),  # other drawings may be split alike
             "trunk": identity["trunk"],
             "mlp_head_layers": config.mlp_head_layers,
         }

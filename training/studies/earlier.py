@@ -42,13 +42,19 @@ def earlier_part(study: Study, folder: Path | None = None) -> Earlier:
                 f"--earlier {folder} has no {name}: name the folder of a study, or a copy of its {DESIGN}, "
                 f"{PAGE}, {TABLE} and figures"
             )
-    check_design(study, folder, "its evidence cannot be taken over")
+    check_design(study, folder, "leave out --earlier, or use the options of that study")
     return _read(study, folder)
 
 
 def take_over(study: Study, folder: Path) -> None:
     """Copy the evidence of an earlier part of the same study into the study's folder."""
     found = earlier_part(study, folder)
+    if lacking := [cell.key for cell in earlier_part(study).sections if cell not in found.sections]:
+        raise ConfigError(
+            f"--earlier {folder} lacks {', '.join(lacking)}, which {study.output} has taken over before: let "
+            "one of the two studies take over the other"
+        )
+    (study.earlier / DESIGN).unlink(missing_ok=True)
     (study.earlier / CURVES).parent.mkdir(parents=True, exist_ok=True)
     for cell, svg in found.curves.items():
         atomic_write(study.earlier / CURVES.format(cell.key), svg)
@@ -63,9 +69,11 @@ def _read(study: Study, folder: Path) -> Earlier:
         left = {run.cell for run in study.runs() if run.folder.name not in numbers}
         complete = [cell for cell in study.cells if cell not in left]
         curves = {cell: (folder / CURVES.format(cell.key)).read_text(encoding="utf-8") for cell in complete}
-        written = WRITTEN + page.partition(f"\n{WRITTEN}")[2].strip()
-        return Earlier(numbers, _sections(page, complete), curves, written)
-    except (OSError, ValueError, KeyError, csv.Error) as error:
+        _, begin, written = page.partition(f"\n{WRITTEN}")
+        if not begin:
+            raise ValueError(f"{PAGE} ends before the line that says when it was written")
+        return Earlier(numbers, _sections(page, complete), curves, WRITTEN + written.strip())
+    except (OSError, ValueError, csv.Error) as error:
         raise ConfigError(f"the evidence in {folder} is damaged or not complete: {error}") from error
 
 

@@ -47,7 +47,8 @@ _DIFFERENCES = (
 )
 _FORGETTING = (
     "EAGC minus baseline, in points, over the fall of Old of the baseline: what it forgets of known classes. "
-    "A point for every complete regime, recipe and method: means over the seeds, with bootstrap intervals."
+    "A point for every complete regime, recipe and method: means over the seeds, with bootstrap intervals. "
+    "This was not decided before the runs."
 )
 _ENERGIES = (
     "Energies of the unlabelled images in the runs with EAGC, known against novel classes. *Start*: features "
@@ -106,13 +107,12 @@ def write_evidence(study: Study) -> list[str]:
             figure = _differences_figure(complete, score)
             forgetting = _forgetting_figure(complete)
         blocks.append(_figure(study.output, "figures/differences.svg", figure, _DIFFERENCES.format(outcome)))
-        late = " This was not decided before the runs." if score != "old" else ""
-        blocks.append(_figure(study.output, "figures/forgetting.svg", forgetting, _FORGETTING + late))
+        blocks.append(_figure(study.output, "figures/forgetting.svg", forgetting, _FORGETTING))
     blocks += ["## Decided before the runs", *study.question.text]
     for cell, values in complete.items():
         if cell in taken:
             blocks.append(earlier.sections[cell])
-            _figure(study.output, CURVES.format(cell.key), earlier.curves[cell])
+            _draw(study.output / CURVES.format(cell.key), earlier.curves[cell])
         else:
             own = [run for run in planned if run.cell == cell]
             blocks += _section(study, own, values, records)
@@ -369,7 +369,11 @@ def _forgetting_figure(complete: Mapping[Cell, Values]) -> str:
     return drawing.picture(figure, "", []).svg
 
 
-def _figure(folder: Path, name: str, svg: str, caption: str = "") -> str:
-    (folder / name).parent.mkdir(exist_ok=True)
-    atomic_write(folder / name, f"{svg.rstrip()}\n")
+def _figure(folder: Path, name: str, svg: str, caption: str) -> str:
+    _draw(folder / name, svg)
     return f"![{caption}]({name})\n\n{caption}"
+
+
+def _draw(file: Path, svg: str) -> None:
+    file.parent.mkdir(exist_ok=True)
+    atomic_write(file, f"{svg.rstrip()}\n")

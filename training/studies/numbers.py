@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from eagc_ops.training.scores import EPOCHS
-from eagc_ops.training.studies.study import Cell, StudyRun
+from eagc_ops.training.scores import EPOCHS, SCORES
+from eagc_ops.training.studies.study import StudyRun
 
 __all__ = ["COLUMNS", "RunNumbers", "read_table", "table"]
 
@@ -49,7 +49,8 @@ def table(planned: Sequence[StudyRun], numbers: Mapping[str, RunNumbers]) -> str
         shown = ["" if math.isnan(x := values.get(name, math.nan)) else repr(x) for name in COLUMNS]
         finished = "yes" if own is not None and own.reached is None else "no"
         commit = "" if own is None else own.commit
-        lines.writerow([run.folder.name, *_problem(run.cell), run.arm, run.seed, commit, finished, *shown])
+        problem = [run.cell.regime.known, run.cell.regime.classes, run.cell.recipe, run.cell.method]
+        lines.writerow([run.folder.name, *problem, run.arm, run.seed, commit, finished, *shown])
     return text.getvalue()
 
 
@@ -59,13 +60,13 @@ def read_table(file: Path) -> dict[str, RunNumbers]:
     with file.open(encoding="utf-8", newline="") as lines:
         reader = csv.DictReader(lines, strict=True)
         if reader.fieldnames != [*_RUN, *COLUMNS]:
-            raise ValueError("its columns are not those of evidence.csv")
+            raise ValueError(f"{file.name} has other columns than this version writes")
         for line in reader:
+            if None in line.values():
+                raise ValueError(f"{file.name} ends within the line of {line['run']}")
             if line["finished"] == "yes":
                 values = {name: float(line[name] or "nan") for name in COLUMNS}
+                if any(math.isnan(values[name]) for name in SCORES):
+                    raise ValueError(f"{file.name} has no accuracy of {line['run']}, which is finished")
                 found[line["run"]] = RunNumbers(values, line["commit"])
     return found
-
-
-def _problem(cell: Cell) -> tuple[int, int, str, str]:
-    return cell.regime.known, cell.regime.classes, cell.recipe, cell.method

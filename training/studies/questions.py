@@ -73,8 +73,8 @@ KEEPS = Question(
         _TEST,
         _FLOOR,
         _DECISION,
-        "**Beside it**, without a decision: All and New, GDC, SOC, drift of the labelled features, and the "
-        "shares of the gradient that EEP and AGA change.",
+        "**Beside it**, without a decision: All and New, the fall of Old, GDC, SOC, drift of the labelled "
+        "features, the shares of the gradient that EEP and AGA change, and energies.",
         _DROPPED,
     ),
 )

@@ -30,6 +30,10 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
     begin_study(study)
     torch.set_num_threads(1)  # as in every process of `run_jobs`
     earlier = earlier_part(study)
+    if earlier.sections:
+        say(
+            f"{len(earlier.sections)} parts are complete in earlier evidence: only their probes are made here"
+        )
     for cell in earlier.sections:
         _probe(study, cell)
     failed, shown = 0, None

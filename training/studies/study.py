@@ -1,9 +1,9 @@
-"""The study: when does EAGC help? Its runs; `questions` has what they decide.
+"""The runs of the studies; `questions` has what they ask and how it is decided.
 
 The data are `glyphs`: characters, of which more or fewer are known. Every regime and recipe is trained with
 several arms over the same seeds, by SimGCD, and one of them by the other methods too. All arms of a seed
 share the start (the reference model), the data and the draws, so that differences to the baseline are those
-of the operator alone. A second study confirms what the first one found but had not asked.
+of the operator alone. A second study asks again what the first one found without having asked.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ ARMS: dict[str, dict[str, Any]] = {  # arm: the settings in which it differs fro
     WHITENED: {"energy": "whitened"},
 }
 TESTED = (FULL, WHITENED)  # the arms that are compared with the baseline by a test
-OF_OTHERS = (BASELINE, NULL, FULL)  # the arms of other methods than SimGCD
+PAIRED = (BASELINE, NULL, FULL)  # the arms of other methods than SimGCD, and of the second study
 RECIPES: dict[str, dict[str, Any]] = {  # preset: the settings on top of it
     "paper": {"warm_start": True},
     "release": {},  # it has the warm start
@@ -117,12 +117,7 @@ REGIMES = {  # by known classes; 10 of 60 comes first: it is that of the demo
     )
 }
 CONFIRMED = tuple(  # other characters and other seeds; see `KEEPS`
-    replace(
-        _glyphs(known, 60, skip=60),
-        first_seed=10,
-        arms=(BASELINE, NULL, FULL),
-    )
-    for known in (10, 5)
+    replace(_glyphs(known, 60, skip=60), first_seed=10, arms=PAIRED) for known in (10, 5)
 )
 
 
@@ -135,7 +130,7 @@ class Cell(NamedTuple):
 
     @property
     def arms(self) -> tuple[str, ...]:
-        return self.regime.arms if self.method == METHOD else OF_OTHERS
+        return self.regime.arms if self.method == METHOD else PAIRED
 
     @property
     def tested(self) -> tuple[str, ...]:

@@ -122,6 +122,16 @@ def test_more_dimensions_than_rows_are_measured_in_the_span_of_the_rows(monkeypa
             assert getattr(ours, name) == pytest.approx(getattr(theirs, name), abs=2e-6), (ours, name)
 
 
+def test_a_pca_of_fewer_rows_than_directions_is_their_span():
+    features, label, *_ = blobs(5, each=10, dim=90)
+    for choice, smaller in choices_of(label, 1, seed=0):
+        assert (len(choice.fit), len(smaller.fit)) == (32, 16)
+    found = probe(features, label, apertures=(2.0,), pca_sizes=(16, 24), choices=1).candidates
+    assert [candidate.size for candidate in found] == [2.0, 16.0, 24.0]
+    assert found[1].at_half == pytest.approx(found[2].at_half, abs=1e-6)  # 16 rows: the same span
+    assert found[1].at_most != pytest.approx(found[2].at_most, abs=1e-3)
+
+
 def test_the_seed_decides_the_choices():
     features, label, *_ = blobs(6, each=5)
     settings = {"apertures": (2.0,), "pca_sizes": (), "choices": 3}

@@ -63,7 +63,10 @@ def test_the_lists_follow_the_rule():
     classes, others = choose_characters() if same_drawing() else (class_characters(), other_characters())
     assert (classes, others) == (class_characters(), other_characters())
     assert (
-        len(classes) == glyphs.CLASSES == len(set(classes)) == Glyphs.model_fields["classes"].metadata[1].le
+        len(classes)
+        == glyphs.CHARACTERS
+        == len(set(classes))
+        == Glyphs.model_fields["classes"].metadata[1].le
     )
     assert len(others) == len(set(others) - set(classes)) > 500
     # Latin, Greek and Cyrillic letters of one form are one class; 0 and O differ enough
@@ -74,7 +77,7 @@ def test_the_lists_follow_the_rule():
 def test_look_alikes_are_those_that_correlate(monkeypatch):
     """With a limit above any correlation every character stays; with one below all, the first alone."""
     monkeypatch.setattr(glyphs, "_candidates", lambda: iter("OОQ"))  # noqa: RUF001
-    monkeypatch.setattr(glyphs, "CLASSES", 2)
+    monkeypatch.setattr(glyphs, "CHARACTERS", 2)
     assert sorted(choose_characters()[0]) == ["O", "Q"]
     monkeypatch.setattr(glyphs, "_ALIKE", 1.1)
     assert len("".join(choose_characters())) == 3

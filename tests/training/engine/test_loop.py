@@ -615,7 +615,7 @@ def test_a_run_of_an_earlier_version_is_read_and_evaluated(whole, tmp_path):
     config, folder, _ = whole
     shutil.copytree(folder, tmp_path / "old")
     content = json.loads((folder / "run.json").read_text())
-    added = config.added_settings()
+    added = config.with_added({})
     assert {"glyphs", "flip", "projector_width", "evaluate_every"} <= added.keys()
     content["config"] = {name: value for name, value in content["config"].items() if name not in added}
     (tmp_path / "old" / "run.json").write_text(json.dumps(content))
@@ -623,6 +623,15 @@ def test_a_run_of_an_earlier_version_is_read_and_evaluated(whole, tmp_path):
     state["identity"] = {name: value for name, value in state["identity"].items() if name not in added}
     loop_module.save_checkpoint(tmp_path / "old" / "last.safetensors", tensors, state)
     assert evaluate(tmp_path / "old") == evaluate(folder)
+
+    # A version that had these settings, and fewer of glyphs.
+    state["identity"] |= {**added, "glyphs": {"classes": 60, "known": 10, "per_class": 30, "strength": 0.7}}
+    loop_module.save_checkpoint(tmp_path / "old" / "last.safetensors", tensors, state)
+    assert evaluate(tmp_path / "old") == evaluate(folder)
+    state["identity"]["glyphs"]["strength"] = 0.8
+    loop_module.save_checkpoint(tmp_path / "old" / "last.safetensors", tensors, state)
+    with pytest.raises(CheckpointError, match=r"belongs to a different run: glyphs \("):
+        evaluate(tmp_path / "old")
 
 
 def test_a_resnet_is_trained_by_its_last_stage_also_from_a_cache(data, tmp_path):

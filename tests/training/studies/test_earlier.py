@@ -46,7 +46,8 @@ def test_a_study_on_two_machines(study, tmp_path, monkeypatch):
     shutil.rmtree(study.output)  # the first machine is gone
 
     assert run_study(second, [first, sptnet], 1, lines.append) == 0
-    assert lines[0] == (
+    assert lines[0] == "1 parts are complete in earlier evidence: only their probes are made here"
+    assert lines[1] == (
         f"{sptnet}: 6 runs, 0 of them finished before; first 2 runs of simgcd, from which they start"
     )
     trained = {folder.parent.name for folder in second.output.glob("runs/*/result.json")}
@@ -110,9 +111,7 @@ def test_runs_that_are_all_here_count_more_than_earlier_ones(study, tmp_path):
 
     # What is not an earlier part of this study is refused.
     other = replace(study, output=tmp_path / "other")
-    with pytest.raises(
-        ConfigError, match=r"other data, seeds or epochs.*: its evidence cannot be taken over"
-    ):
+    with pytest.raises(ConfigError, match=r"other data, seeds or epochs.*: leave out --earlier, or use"):
         take_over(replace(other, settings={"epochs": 2}), copy)
     with pytest.raises(ConfigError, match=r"nowhere has no study\.json: name the folder of a study"):
         take_over(other, tmp_path / "nowhere")
@@ -126,6 +125,6 @@ def test_runs_that_are_all_here_count_more_than_earlier_ones(study, tmp_path):
     ):
         take_over(other, copy)
     table_of_copy.write_text("run,all\n")
-    with pytest.raises(ConfigError, match=r"its columns are not those of evidence\.csv"):
+    with pytest.raises(ConfigError, match=r"evidence\.csv has other columns than this version writes"):
         take_over(other, copy)
     assert not other.output.exists()

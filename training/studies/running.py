@@ -35,7 +35,7 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
             f"{len(earlier.sections)} parts are complete in earlier evidence: only their probes are made here"
         )
     for cell in earlier.sections:
-        _probe(study, cell)
+        _probe(study, cell, trunk_cache=None)  # nothing else needs the tokens
     failed, shown = 0, None
     for cell in (cell for cell in now if cell not in earlier.sections):
         failed += _train(study, cell, at_a_time, say)
@@ -65,8 +65,8 @@ def _train(study: Study, cell: Cell, at_a_time: int, say: Callable[[str], None])
     return failed + train_jobs(left, at_a_time, say)
 
 
-def _probe(study: Study, cell: Cell) -> None:
-    config = next(run.config for run in study.runs() if run.cell == cell)
+def _probe(study: Study, cell: Cell, **settings: None) -> None:
+    config = next(run.config for run in study.runs() if run.cell == cell).replace(**settings)
     probe_once(study.probe_folder(cell.regime), config, study.output / "features")
 
 

@@ -15,6 +15,7 @@ import pytest
 from eagc_ops.cli import main
 
 EAGC = [sys.executable, "-m", "eagc_ops.cli"]
+DOCS = str(Path(__file__).parents[3] / "docs")
 
 
 @pytest.fixture
@@ -70,6 +71,23 @@ def test_what_a_study_refuses(own, data, tmp_path, capsys):
         ("study", "--methods", "legogcd", "--known", "5"): "no part of the study has --known 5, --recipes "
         "paper release and --methods legogcd at once: other methods than simgcd are trained at 10",
         (*own, "--recipes", "release", "--batch-size", "30"): "no part of the study has",
+        (*own, "--confirm"): "--confirm is a study of glyphs: leave it out, or --root",
+        (*own, "--earlier", "docs"): "--earlier takes over studies of glyphs: leave it out, or --root",
+        ("study", "--confirm", "--known", "20"): "and --confirm at 5 and 10 known classes by simgcd",
+        (
+            "study",
+            "--confirm",
+            "--seeds",
+            "3",
+        ): "--confirm has seeds and epochs of its own: leave out --seeds",
+        ("study", "--earlier", few): f"--earlier {few} has no study.json: name the folder of a study",
+        (
+            "study",
+            "--confirm",
+            "--earlier",
+            DOCS,
+        ): "holds a study with other data, seeds or epochs, which are "
+        "fixed when it begins: leave out --earlier, or use the options of that study",
         (
             *own,
             "--split-file",
@@ -84,6 +102,18 @@ def test_what_a_study_refuses(own, data, tmp_path, capsys):
         error = capsys.readouterr().err
         assert message in error
         assert error.count("\n") == 1
+
+
+def test_the_plan_beside_earlier_evidence_writes_nothing(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["study", "--earlier", DOCS, "--dry-run"]) == 0
+    plan = capsys.readouterr().out.splitlines()
+    complete = [line for line in plan if line.endswith("complete in earlier evidence")]
+    assert len(complete) >= 12
+    assert complete[0].startswith("  10 known of 60 classes, recipe paper  ")
+    assert main(["study", "--confirm", "--dry-run"]) == 0
+    assert "  120 runs, 0 finished; left: " in capsys.readouterr().out
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_in_the_background_until_it_is_stopped(own, tmp_path):

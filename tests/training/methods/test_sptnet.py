@@ -2,6 +2,7 @@
 
 import functools
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.loop import Callback
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.methods import METHODS, Problem, Rows
-from eagc_ops.training.methods.sptnet import CLASSIFIER, PROMPT, PadPrompt, PatchPrompt
+from eagc_ops.training.methods.sptnet import CLASSIFIER, PROMPT, PadPrompt, PatchPrompt, SPTNet
 from eagc_ops.training.runs import evaluate, resume, train
 
 CUB = Problem(dim=768, known=100, classes=200, images=5994)
@@ -455,6 +456,21 @@ def test_starts_that_do_not_fit_are_refused_before_a_folder_is_made(data, starts
         with pytest.raises(error, match=message):
             train(spt_config(data, **{"eagc": False, **switches}), tmp_path / "run")
         assert not (tmp_path / "run").exists()
+
+
+def test_a_start_on_other_characters_does_not_fit():
+    """Their split is the same, as numbers."""
+    identity = {"split_hash": "same", "trunk": "same"}
+    start = {**resolve("simgcd", "glyphs").recipe(), **identity}
+    del start["glyphs"]["skip"]  # as an earlier version wrote it
+
+    def differences(**drawn):
+        method = SimpleNamespace(config=resolve("sptnet", "glyphs", glyphs=drawn))
+        return [text for text in SPTNet._different_settings(method, start, identity) if "glyphs" in text]
+
+    assert differences() == []
+    (text,) = differences(skip=60)
+    assert text.startswith("glyphs is {") and text.endswith("'skip': 60} here")
 
 
 # What a run leaves behind -----------------------------------------------------------------------------------

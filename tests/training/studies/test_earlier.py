@@ -118,13 +118,48 @@ def test_runs_that_are_all_here_count_more_than_earlier_ones(study, tmp_path):
     (copy / "figures" / "curves-3of5-paper.svg").unlink()
     with pytest.raises(ConfigError, match=r"is damaged or not complete: .*curves-3of5-paper\.svg"):
         take_over(other, copy)
-    (copy / "evidence.md").write_text("# When does EAGC help?\n")
+    (copy / "evidence.md").write_text("# When does EAGC help?\n\nWritten on a day.\n")
     shutil.copytree(study.output / "figures", copy / "figures", dirs_exist_ok=True)
     with pytest.raises(
         ConfigError, match=r"has all runs of '3 known of 5 .*', but evidence\.md has no section"
     ):
         take_over(other, copy)
-    table_of_copy.write_text("run,all\n")
-    with pytest.raises(ConfigError, match=r"evidence\.csv has other columns than this version writes"):
-        take_over(other, copy)
+    shutil.copy(study.output / "evidence.md", copy)
+    whole = (study.output / "evidence.csv").read_text()
+    page = (copy / "evidence.md").read_text()
+    for name, content, message in (
+        ("evidence.csv", "run,all\n", r"evidence\.csv has other columns than this version writes"),
+        (
+            "evidence.csv",
+            whole[: whole.rindex(",") - 30],
+            r"evidence\.csv ends within the line of 3of5-paper-",
+        ),
+        (
+            "evidence.csv",
+            re.sub(r",yes,[0-9.]+,", ",yes,,", whole),
+            "has no accuracy of 3of5-paper-baseline-",
+        ),
+        ("evidence.md", page[: page.index("## All runs")], "ends before the line that says when"),
+    ):
+        (copy / "evidence.csv").write_text(whole)
+        (copy / name).write_text(content)
+        with pytest.raises(ConfigError, match=message):
+            take_over(other, copy)
     assert not other.output.exists()
+
+
+def test_a_second_part_does_not_replace_the_first(study, tmp_path):
+    """Parts of two machines: one takes over the other, and a third one takes over that."""
+    machines = [replace(study, output=tmp_path / name, others=()) for name in "ab"]
+    for machine, cell in zip(machines, machines[0].cells):
+        run_study(machine, [cell], 1, lambda text: None)
+    third = replace(machines[0], output=tmp_path / "c")
+    take_over(third, machines[0].output)
+    before = (third.earlier / "evidence.csv").read_bytes()
+    with pytest.raises(ConfigError, match=r"b lacks 3of5-paper, which .*c has taken over before: let one of"):
+        take_over(third, machines[1].output)
+    assert (third.earlier / "evidence.csv").read_bytes() == before
+    take_over(machines[1], machines[0].output)
+    write_evidence(machines[1])
+    take_over(third, machines[1].output)
+    assert [cell.key for cell in earlier_part(third).sections] == ["3of5-paper", "4of6-paper"]

@@ -168,7 +168,8 @@ def probe(
     Args:
         features: (N, D) floating, un-normalised, of labelled images: z of the layer that EAGC will act on.
         labels: (N,) integers, the class of each row. At least 3 classes with 2 rows each.
-        apertures, pca_sizes: the subspaces to try. PCA sizes that are not below D and the rows are left out.
+        apertures, pca_sizes: the subspaces to try. PCA sizes that are not below D and half the rows are left
+            out. With fewer rows in a fit than directions, they are the span of these rows.
         choices: random choices of the classes that play novel: a fifth of them, or one if there are fewer
             than 10. Every class plays once before one plays again.
         lambda_a, lambda_p: strengths of AGA and EEP. Default: the paper's.

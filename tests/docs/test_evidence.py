@@ -3,6 +3,7 @@
 import csv
 import itertools
 import re
+from typing import NamedTuple
 
 import numpy as np
 import pytest
@@ -10,19 +11,48 @@ from documents import ROOT
 
 from eagc_ops.training.studies.earlier import take_over
 from eagc_ops.training.studies.evidence import write_evidence
-from eagc_ops.training.studies.questions import HELPS
-from eagc_ops.training.studies.study import Study
+from eagc_ops.training.studies.questions import KEEPS
+from eagc_ops.training.studies.study import CONFIRMED, Study
 
-PAGE = (ROOT / "docs" / "evidence.md").read_text(encoding="utf-8")
-RUNS = list(csv.DictReader((ROOT / "docs" / "evidence.csv").open(encoding="utf-8")))
 PROBLEM = ("method", "known", "classes", "recipe")
 
 
-def accuracies(problem, arm, score="all"):
-    """By seed, of an arm; None unless all of its runs are finished."""
-    own = [run for run in RUNS if tuple(run[name] for name in PROBLEM) == problem and run["arm"] == arm]
-    assert [int(run["seed"]) for run in own] == list(range(len(own)))
-    return np.array([float(run[score]) for run in own]) if all(r["finished"] == "yes" for r in own) else None
+class Evidence(NamedTuple):
+    folder: str
+    study: Study
+    page: str
+    runs: list
+
+    def of(self, problem):
+        return [run for run in self.runs if tuple(run[name] for name in PROBLEM) == problem]
+
+    def accuracies(self, problem, arm, score):
+        """By seed, of an arm; None unless all of its runs are finished."""
+        own = [run for run in self.of(problem) if run["arm"] == arm]
+        numbers = [int(run["seed"]) for run in own]
+        assert numbers == list(range(numbers[0], numbers[0] + len(own)))
+        finished = all(run["finished"] == "yes" for run in own)
+        return np.array([float(run[score]) for run in own]) if finished else None
+
+    def planned(self):
+        """(arm, problem) of the comparisons: EAGC everywhere, the whitened energy where it is trained."""
+        problems = dict.fromkeys(tuple(run[name] for name in PROBLEM) for run in self.runs)
+        return [
+            (arm, problem)
+            for problem in problems
+            for arm in ("EAGC", "whitened EAGC")
+            if any(run["arm"] == arm for run in self.of(problem))
+        ]
+
+
+@pytest.fixture(params=["docs", "docs/confirmation"])
+def evidence(request, tmp_path):
+    folder = ROOT / request.param
+    second = {"regimes": CONFIRMED, "others": (), "question": KEEPS}
+    study = Study(tmp_path / "study", **(second if request.param != "docs" else {}))
+    with (folder / "evidence.csv").open(encoding="utf-8") as lines:
+        runs = list(csv.DictReader(lines))
+    return Evidence(folder, study, (folder / "evidence.md").read_text(encoding="utf-8"), runs)
 
 
 def sign_flip_p(differences):
@@ -30,39 +60,25 @@ def sign_flip_p(differences):
     return np.mean(np.abs(flips @ differences) >= abs(differences.sum()) - 1e-6)
 
 
-def planned():
-    """(arm, problem) of the planned comparisons: EAGC everywhere, the whitened energy where it is trained."""
-    problems = list(dict.fromkeys(tuple(run[name] for name in PROBLEM) for run in RUNS))
-    arms = {
-        problem: {run["arm"] for run in RUNS if tuple(run[n] for n in PROBLEM) == problem}
-        for problem in problems
-    }
-    return [(arm, p) for p in problems for arm in ("EAGC", "whitened EAGC") if arm in arms[p]]
+def test_every_planned_run_is_listed(evidence):
+    assert [run["run"] for run in evidence.runs] == [run.folder.name for run in evidence.study.runs()]
+    assert all(sentence in evidence.page for sentence in evidence.study.question.text)
 
 
-def test_every_planned_run_is_listed():
-    assert [run["run"] for run in RUNS] == [run.folder.name for run in Study(ROOT / "x").runs()]
-    assert all(sentence in PAGE for sentence in HELPS.text)
-
-
-def test_the_table_is_that_of_the_runs():
+def test_the_table_is_that_of_the_runs(evidence):
+    outcome = evidence.study.question.score
+    others = [score for score in ("all", "old", "new") if score != outcome]
     found = {}
-    for arm, problem in planned():
-        base, null, with_arm = (accuracies(problem, name) for name in ("baseline", "null", arm))
-        complete = all(
-            accuracies(problem, run["arm"]) is not None
-            for run in RUNS
-            if tuple(run[name] for name in PROBLEM) == problem
-        )
-        if complete:
-            differences = with_arm - base
-            found[arm, problem] = differences, sign_flip_p(differences), np.abs(null - base).max()
-        else:
+    for arm, problem in evidence.planned():
+        arms = dict.fromkeys(run["arm"] for run in evidence.of(problem))
+        scores = {name: evidence.accuracies(problem, name, outcome) for name in arms}
+        if any(score is None for score in scores.values()):
             found[arm, problem] = None
-    seeds = {
-        problem: len([r for r in RUNS if tuple(r[n] for n in PROBLEM) == problem and r["arm"] == "EAGC"])
-        for _, problem in found
-    }
+        else:
+            differences = scores[arm] - scores["baseline"]
+            floor = np.abs(scores["null"] - scores["baseline"]).max()
+            found[arm, problem] = differences, sign_flip_p(differences), floor
+    seeds = {problem: sum(run["arm"] == "EAGC" for run in evidence.of(problem)) for _, problem in found}
     tested = [key for key in found if seeds[key[1]] >= 6]
     assert len(tested) * 2 / 2**10 < 0.05  # so that ten seeds can decide
     order = sorted((key for key in tested if found[key]), key=lambda key: found[key][1])
@@ -72,23 +88,24 @@ def test_the_table_is_that_of_the_runs():
 
     rows = [
         line.strip("| ").split(" | ")
-        for line in PAGE.splitlines()
+        for line in evidence.page.splitlines()
         if re.match(r"\| (whitened )?EAGC \| [a-z]", line)
     ]
     assert len(rows) == len(found)
     for row, (key, comparison) in zip(rows, found.items()):
-        arm, (method, known, classes, recipe) = key
-        assert row[:6] == [arm, method, known, classes, recipe, str(seeds[key[1]])]
+        arm, problem = key
+        assert row[:6] == [arm, *problem, str(seeds[problem])]
         if comparison is None:
             assert row[12] == "not complete"
             continue
-        old, new = (
-            (accuracies(key[1], arm, score) - accuracies(key[1], "baseline", score)).mean()
-            for score in ("old", "new")
-        )
-        assert tuple(map(float, row[13].split(", "))) == pytest.approx((old, new), abs=0.006)
-        falls = [accuracies(key[1], of, "old_fall").mean() for of in ("baseline", arm)]
-        assert tuple(map(float, row[14].split(", "))) == pytest.approx(falls, abs=0.051)
+        pairs = {
+            score: [evidence.accuracies(problem, name, score) for name in ("baseline", arm)]
+            for score in (*others, "old_fall")
+        }
+        beside = [(ours - base).mean() for base, ours in (pairs[score] for score in others)]
+        assert list(map(float, row[13].split(", "))) == pytest.approx(beside, abs=0.006)
+        falls = [fall.mean() for fall in pairs["old_fall"]]
+        assert list(map(float, row[14].split(", "))) == pytest.approx(falls, abs=0.051)
         differences, p, floor = comparison
         assert float(row[7]) == pytest.approx(differences.mean(), abs=0.006)
         low, high = map(float, row[8].split(" to "))
@@ -104,16 +121,16 @@ def test_the_table_is_that_of_the_runs():
         word = ("a gain" if differences.mean() > 0 else "a loss") if shown else None
         assert row[12] == word if word else row[12] in ("nothing shown", "below the noise floor")
     complete = sum(comparison is not None for comparison in found.values())
-    assert f"{complete} of {len(found)} planned comparisons are complete" in PAGE
+    assert f"{complete} of {len(found)} planned comparisons are complete" in evidence.page
 
 
-def test_the_page_can_be_taken_over(tmp_path):
+def test_the_page_can_be_taken_over(evidence):
     """So the study can go on from these files alone, whatever became of the machine that trained the runs."""
-    study = Study(tmp_path / "study")
-    take_over(study, ROOT / "docs")
+    study = evidence.study
+    take_over(study, evidence.folder)
     write_evidence(study)
     page = (study.output / "evidence.md").read_text(encoding="utf-8")
-    ours, theirs = (text.partition("\nWritten on ")[0].splitlines() for text in (page, PAGE))
+    ours, theirs = (text.partition("\nWritten on ")[0].splitlines() for text in (page, evidence.page))
     assert len(ours) == len(theirs)
     for ours_line, line in zip(ours, theirs):
         if ours_line != line:  # the probe's AUC is not in the files, and is measured again by the command
@@ -122,8 +139,8 @@ def test_the_page_can_be_taken_over(tmp_path):
             assert cells[0][:6] + cells[0][7:] == cells[1][:6] + cells[1][7:]
     with (study.output / "evidence.csv").open(encoding="utf-8") as lines:
         again = list(csv.DictReader(lines))
-    assert len(again) == len(RUNS)
-    for ours_run, run in zip(again, RUNS):
+    assert len(again) == len(evidence.runs)
+    for ours_run, run in zip(again, evidence.runs):
         for name, value in run.items():
             assert ours_run[name] == value or float(ours_run[name]) == float(value), (run["run"], name)
 

@@ -343,7 +343,7 @@ def _differences_figure(complete: Mapping[Cell, Values], score: str) -> str:
             axis.plot([found.low, found.high], [y - 0.25] * 2, color=colour, linewidth=2)
             axis.plot([found.paired.mean], [y - 0.25], "D", color=colour, markersize=5)
         name = score.capitalize()
-        axis.set(title=str(cell), xlabel=f"{name} - {name} of the baseline, points")
+        axis.set(title=str(cell).replace(", ", "\n", 1), xlabel=f"{name} - {name} of the baseline, points")
         axis.set_yticks(range(len(arms), 0, -1), arms)
         axis.axvline(0, color="black", linewidth=0.8)
     for axis in panels[len(complete) :]:

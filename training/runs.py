@@ -15,8 +15,9 @@ from typing import Any
 
 import torch
 from accelerate.utils import broadcast
+from torch import Tensor
 
-from eagc_ops.training.analysis.accuracy import Accuracy, accuracy
+from eagc_ops.training.analysis.accuracy import Accuracy, Naming, accuracy, naming
 from eagc_ops.training.analysis.diagnosis import Diagnose
 from eagc_ops.training.analysis.estimate_k import estimate_k
 from eagc_ops.training.config import SPECS, Config, ConfigError
@@ -29,7 +30,7 @@ from eagc_ops.training.engine.ranks import attended
 from eagc_ops.training.engine.run_folder import RunFolder, writing
 from eagc_ops.training.models.features import pretrained_features
 
-__all__ = ["evaluate", "resume", "run_job", "train", "trained"]
+__all__ = ["evaluate", "names", "resume", "run_job", "train", "trained"]
 
 
 def train(
@@ -91,6 +92,12 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
     return Accuracy(**_evaluation(trained(output, which, **changes)).scores)
 
 
+def names(output: str | Path) -> Naming:
+    """Whether the unlabelled images have the names that they should, with a run's last weights."""
+    experiment = trained(output)
+    return naming(_predictions(experiment), experiment.data.unlabelled.labels, experiment.data.known)
+
+
 def trained(output: str | Path, which: str = "last", **changes: Any) -> Experiment:
     """The experiment of a run with its "last" or "best" weights, in eval mode.
 
@@ -136,19 +143,23 @@ def _fit(
 
 def _evaluation(experiment: Experiment) -> Evaluation:
     """All / Old / New of the current student on the unlabelled set, and of the clusters of its epoch."""
-    student, data = experiment.student, experiment.data
-    student.eval()
-    with torch.no_grad(), experiment.accelerator.autocast():
-        predictions = student.method.predict(experiment.features).cpu()
+    data, predictions = experiment.data, _predictions(experiment)
     if not data.truth:
         return Evaluation(None, len(predictions.unique()))
     truth = data.unlabelled.labels
-    clusters = student.method.clusters_of_epoch(data.unlabelled.uq_idx)
+    clusters = experiment.student.method.clusters_of_epoch(data.unlabelled.uq_idx)
     return Evaluation(
         accuracy(predictions, truth, data.known)._asdict(),
         len(predictions.unique()),
         None if clusters is None else accuracy(clusters.cpu(), truth, data.known)._asdict(),
     )
+
+
+def _predictions(experiment: Experiment) -> Tensor:
+    """The clusters (N,) of the unlabelled images, by the current student."""
+    experiment.student.eval()
+    with torch.no_grad(), experiment.accelerator.autocast():
+        return experiment.student.method.predict(experiment.features).cpu()
 
 
 def _with_estimated_k(config: Config, pixels: AutomaticPixels) -> tuple[Config, dict[str, Any] | None]:

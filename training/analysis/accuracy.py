@@ -1,4 +1,5 @@
-"""Clustering accuracy on the unlabelled set: one optimal matching of clusters to classes; All, Old, New."""
+"""Accuracy on the unlabelled set: All, Old and New by one optimal matching of clusters to classes, and what
+becomes of known and novel images without it."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
-__all__ = ["Accuracy", "accuracy"]
+__all__ = ["Accuracy", "Naming", "accuracy", "naming"]
 
 
 class Accuracy(NamedTuple):
@@ -17,6 +18,14 @@ class Accuracy(NamedTuple):
     all: float
     old: float
     new: float
+
+
+class Naming(NamedTuple):
+    """What clusters say by their numbers: the first are those of the known classes, and have their names."""
+
+    own: float  # share of the images of known classes that are in their own class's cluster
+    known: float  # share of the images of novel classes that are in some known class's cluster
+    taken: int  # known classes whose cluster the matching of `accuracy` gives to a novel class
 
 
 def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
@@ -30,17 +39,40 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
     >>> accuracy([0] * 10, [0] * 6 + [1] * 4, known=1)
     Accuracy(all=0.6, old=1.0, new=0.0)
     """
-    matched, total = _matched(predictions, labels, known)
+    counts, cluster = _matching(predictions, labels, known)
+    matched, total = counts[cluster, np.arange(len(cluster))], counts.sum(0)
     parts = (slice(None), slice(known), slice(known, None))
     return Accuracy(*(_ratio(matched[part].sum(), total[part].sum()) for part in parts))
+
+
+def naming(predictions: ArrayLike, labels: ArrayLike, known: int) -> Naming:
+    """Whether images have the names that they should: shares in [0, 1], NaN if there are no such images.
+
+    `predictions` and re-indexed `labels`: (N,) integers. A novel class that joins the cluster of a smaller
+    known one takes it: no image of the known class counts in Old then, though all have the right name.
+
+    >>> naming([0] * 10, [0] * 4 + [1] * 6, known=1)
+    Naming(own=1.0, known=1.0, taken=1)
+    >>> accuracy([0] * 10, [0] * 4 + [1] * 6, known=1)
+    Accuracy(all=0.6, old=0.0, new=1.0)
+    """
+    counts, cluster = _matching(predictions, labels, known)
+    old, new = counts[:, :known], counts[:, known:]
+    # The matching also gives clusters away in which there is no image of the class.
+    taken = (cluster < known) & (counts[cluster, np.arange(len(cluster))] > 0)
+    return Naming(
+        _ratio(np.trace(old), old.sum()),
+        _ratio(new[:known].sum(), new.sum()),
+        int(taken[known:].sum()),
+    )
 
 
 def _ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole else float("nan")
 
 
-def _matched(predictions: ArrayLike, labels: ArrayLike, known: int) -> tuple[np.ndarray, np.ndarray]:
-    """Per true class: its images in the cluster matched to it, and all its images."""
+def _matching(predictions: ArrayLike, labels: ArrayLike, known: int) -> tuple[np.ndarray, np.ndarray]:
+    """Images by cluster and class (size, size), and the cluster matched to every class (size,)."""
     c, y = _vector("predictions", predictions), _vector("labels", labels)
     if len(c) != len(y) or len(y) == 0:
         raise ValueError(f"predictions and labels must have the same length >= 1, got {len(c)} and {len(y)}")
@@ -49,10 +81,8 @@ def _matched(predictions: ArrayLike, labels: ArrayLike, known: int) -> tuple[np.
     # The matrix is square, because there may be more or fewer clusters than classes.
     size = int(max(c.max(), y.max())) + 1
     counts = np.bincount(c * size + y, minlength=size * size).reshape(size, size)
-    clusters, classes = linear_sum_assignment(counts.max() - counts)
-    matched = np.empty(size, np.int64)
-    matched[classes] = counts[clusters, classes]
-    return matched, counts.sum(0)
+    _, classes = linear_sum_assignment(counts.max() - counts)  # the class of every cluster
+    return counts, np.argsort(classes)
 
 
 def _vector(name: str, values: ArrayLike) -> np.ndarray:

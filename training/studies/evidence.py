@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from eagc_ops.files import atomic_write
 from eagc_ops.table import Row, Table
+from eagc_ops.training.analysis.accuracy import Naming
 from eagc_ops.training.analysis.comparisons import bootstrap_interval, holm
 from eagc_ops.training.analysis.late_energies import LateEnergy
 from eagc_ops.training.analysis.paired import Paired, paired_difference
@@ -54,6 +55,12 @@ _ENERGIES = (
     "Energies of the unlabelled images in the runs with EAGC, known against novel classes. *Start*: features "
     "and subspace of the reference model. *End*: features of the trained student, the same subspace, "
     "as in the operator. *Refitted*: a subspace of the trained student's own labelled features."
+)
+_NAMES = (
+    "What the predictions say without the matching of clusters to classes, in percent. This was not decided "
+    "before the runs. *Own name*: images of known classes in the cluster of their own class. *Known name*: "
+    "images of novel classes in the cluster of a known class. *Taken*: known classes whose cluster the "
+    "matching gives to a novel class, so that their own images in it do not count in Old."
 )
 _EVERY_RUN = (
     "{} in percent at the last epoch, by seed; a dash for a run without a finished epoch. "
@@ -174,6 +181,8 @@ def _section(
         curves = accuracy_figure(groups)
     blocks = [f"## {cell}", _arms(values).markdown(), _paired(values).markdown()]
     blocks.append(_figure(study.output, CURVES.format(cell.key), curves.svg, curves.caption))
+    if all(study.names_file(run).exists() for run in own):
+        blocks += [_NAMES, _names(study, own).markdown()]
     energies = [study.late_file(run) for run in own if run.arm == FULL]
     if all(file.exists() for file in energies):
         blocks += [_ENERGIES, _late(energies).markdown()]
@@ -289,11 +298,30 @@ def _paired(values: Values) -> Table:
     for arm in (arm for arm in values if arm != BASELINE):
         cells = [arm]
         for score in SCORES:
-            found = compare(values, arm, score)
-            p = f"p {found.paired.p:.3f}"
-            cells.append(f"{found.paired.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f}), {p}")
+            cells.append(_interval(compare(values, arm, score)))
         rows.append(Row(cells))
     return Table(["difference to the baseline", *(score.capitalize() for score in SCORES)], rows)
+
+
+def _interval(found: Comparison) -> str:
+    return f"{found.paired.mean:+.2f} ({found.low:+.2f} to {found.high:+.2f}), p {found.paired.p:.3f}"
+
+
+def _names(study: Study, own: Sequence[StudyRun]) -> Table:
+    """The shares of `naming` in percent by arm, and their differences to the baseline."""
+    values: dict[str, list[Mapping[str, float]]] = {run.arm: [] for run in own}
+    for run in own:
+        found = Naming(**json.loads(study.names_file(run).read_text(encoding="utf-8")))
+        values[run.arm].append({"own": 100 * found.own, "known": 100 * found.known, "taken": found.taken})
+    rows = []
+    for arm, of in values.items():
+        cells = [arm]
+        for share in ("own", "known"):
+            cells.append(plus_minus((v[share] for v in of), 1))
+            cells.append("" if arm == BASELINE else _interval(compare(values, arm, share)))
+        rows.append(Row([*cells, str(sum(int(v["taken"]) for v in of))]))
+    header = ["arm", "own name", "- baseline", "known name", "- baseline", "taken, in all seeds"]
+    return Table(header, rows)
 
 
 def _late(files: Sequence[Path]) -> Table:

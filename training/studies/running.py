@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -11,6 +13,7 @@ from eagc_ops.files import atomic_write
 from eagc_ops.training.analysis.late_energies import late_energies
 from eagc_ops.training.engine.jobs import unfinished
 from eagc_ops.training.paper.filling import jobs_of, train_jobs
+from eagc_ops.training.runs import names
 from eagc_ops.training.studies.earlier import earlier_part
 from eagc_ops.training.studies.evidence import write_evidence
 from eagc_ops.training.studies.plan import study_plan
@@ -40,7 +43,7 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
     for cell in (cell for cell in now if cell not in earlier.sections):
         failed += _train(study, cell, at_a_time, say)
         try:
-            _late_energies(study, cell)
+            _measure(study, cell)
         finally:
             shown = write_evidence(study)
     for line in write_evidence(study) if shown is None else shown:
@@ -70,12 +73,17 @@ def _probe(study: Study, cell: Cell, **settings: None) -> None:
     probe_once(study.probe_folder(cell.regime), config, study.output / "features")
 
 
-def _late_energies(study: Study, cell: Cell) -> None:
-    """Measure the energies at the end of the runs with EAGC, once."""
+def _measure(study: Study, cell: Cell) -> None:
+    """Measure names at the end of the runs, and energies at the end of those with EAGC, each once."""
     for run in study.runs():
-        file = study.late_file(run)
-        measured = (run.cell, run.arm) == (cell, FULL) and run.config.warm_start
-        if measured and (run.folder / "result.json").exists() and not file.exists():
-            found = late_energies(run.folder)
-            file.parent.mkdir(exist_ok=True)
-            atomic_write(file, json.dumps([energy._asdict() for energy in found], indent=1) + "\n")
+        if run.cell != cell or not (run.folder / "result.json").exists():
+            continue
+        if not (file := study.names_file(run)).exists():
+            _write(file, names(run.folder)._asdict())
+        if run.arm == FULL and run.config.warm_start and not (file := study.late_file(run)).exists():
+            _write(file, [energy._asdict() for energy in late_energies(run.folder)])
+
+
+def _write(file: Path, found: Any) -> None:
+    file.parent.mkdir(exist_ok=True)
+    atomic_write(file, json.dumps(found, indent=1) + "\n")

@@ -160,7 +160,7 @@ class Study:
     """A study in the folder `output`.
 
     It holds `study.json` (what was fixed at the beginning), `runs/`, `trunk/`, `features/`, `probes/`,
-    `energies/` (of finished runs), `evidence.md` with its `figures/`, the numbers of all runs in
+    `energies/` and `names/` (of finished runs), `evidence.md` with its `figures/`, the numbers of all runs in
     `evidence.csv`, and in `earlier/` the evidence that was taken over, if any.
     """
 
@@ -208,6 +208,9 @@ class Study:
 
     def late_file(self, run: StudyRun) -> Path:
         return self.output / "energies" / f"{run.folder.name}.json"
+
+    def names_file(self, run: StudyRun) -> Path:
+        return self.output / "names" / f"{run.folder.name}.json"
 
     def runs(self) -> list[StudyRun]:
         """All runs, cell by cell. The arms of a seed stand together: the first pairs come early."""

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eagc_ops.training.analysis import accuracy as evaluation
-from eagc_ops.training.analysis.accuracy import accuracy
+from eagc_ops.training.analysis.accuracy import Naming, accuracy, naming
 
 Y = [int(c) for c in "0000111223333344"]
 C = [int(c) for c in "1112002224442243"]
@@ -52,6 +52,35 @@ def test_against_all_matchings_and_the_sum_rule(seed):
         if right.sum() == best:
             optimal.append(right[y < known].mean())
     assert any(share == pytest.approx(found.old) for share in optimal)
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_names_need_no_matching(seed):
+    """Own names are Old if every known class keeps its cluster; renaming novel clusters changes nothing."""
+    rng = np.random.RandomState(seed)
+    known, classes = 3, 6
+    y = np.repeat(np.arange(classes), 10)
+    c = np.where(rng.rand(len(y)) < 0.8, y, rng.randint(classes, size=len(y)))  # 8 of 10 and more are right
+    found = naming(c, y, known)
+    assert found == Naming((c == y)[y < known].mean(), (c < known)[y >= known].mean(), 0)
+    assert found.own == pytest.approx(accuracy(c, y, known).old)
+    others = np.r_[:known, known + rng.permutation(classes - known)]
+    assert naming(others[c], y, known) == found
+    shifted = np.r_[1:known, 0, known:classes]
+    assert naming(shifted[c], y, known).own < 0.5  # names matter, as in no accuracy by matching
+    assert accuracy(shifted[c], y, known) == accuracy(c, y, known)
+
+
+def test_a_novel_class_takes_the_cluster_of_a_smaller_known_one():
+    y = np.repeat([0, 1, 2, 3], [4, 6, 6, 6])
+    c = np.where(y == 3, 0, y)  # class 3 joins class 0
+    assert naming(c, y, 2) == (1.0, 0.5, 1)
+    assert accuracy(c, y, 2).old == 0.6
+    assert naming(c[y != 0], y[y != 0], 2) == (1.0, 0.5, 1)  # also a cluster without images of its class
+    assert naming(np.where(y == 3, 2, y), y, 2) == (1.0, 0.0, 0)
+    assert math.isnan(naming([4, 5], [4, 5], 3).own)
+    assert math.isnan(naming([0, 1], [0, 1], 3).known)
+    assert naming([0, 2], [0, 3], 2).taken == 0  # the matching gives an empty cluster away
 
 
 def test_classes_that_do_not_occur_are_not_counted():

@@ -10,11 +10,13 @@ from dataclasses import replace
 
 import pytest
 import small_runs
+import torch
 
 from eagc_ops.training.analysis.comparisons import bootstrap_interval, holm
 from eagc_ops.training.config import ConfigError, Glyphs
 from eagc_ops.training.data.glyphs import drawn_glyphs
 from eagc_ops.training.paper import filling
+from eagc_ops.training.runs import trained
 from eagc_ops.training.studies import evidence
 from eagc_ops.training.studies import study as module
 from eagc_ops.training.studies.earlier import Earlier, earlier_part
@@ -122,6 +124,23 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     mean = sum(one[4]["auc"] for one in measured) / 2
     assert (measured[0][4]["energy"], measured[0][4]["stage"]) == ("whitened", "end")
     assert f"| whitened | end | {mean:.3f} ± " in text
+    named = {run.folder.name: json.loads(study.names_file(run).read_text()) for run in study.runs()[:12]}
+    assert len(named) == len(list((study.output / "names").iterdir())) == 12  # all arms of the first cell
+    for run in (run for run in study.runs()[:12] if run.seed == 0):
+        experiment = trained(run.folder)
+        with torch.no_grad():
+            predictions = experiment.student.method.predict(experiment.features)
+        y, known = experiment.data.unlabelled.labels, 3
+        found = named[run.folder.name]
+        assert found["own"] == (predictions == y)[y < known].double().mean().item()
+        assert found["known"] == (predictions < known)[y >= known].double().mean().item()
+    own = {
+        arm: [100 * named[f"3of5-paper-{arm}-seed{seed}"]["own"] for seed in (0, 1)]
+        for arm in ("EAGC", "baseline")
+    }
+    row = next(line for line in text.partition("own name |")[2].splitlines() if line.startswith("| EAGC |"))
+    assert row.startswith(f"| EAGC | {sum(own['EAGC']) / 2:.1f} ± ")
+    assert f" | {(sum(own['EAGC']) - sum(own['baseline'])) / 2:+.2f} (" in row
     for figure in ("differences.svg", "forgetting.svg", "curves-3of5-paper.svg"):
         assert f"(figures/{figure})" in text
         assert (study.output / "figures" / figure).read_text().startswith("<svg")

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
-from scipy import stats
 
-__all__ = ["CONFIDENCE", "Paired", "paired_difference"]
+__all__ = ["CONFIDENCE", "Paired", "paired_difference", "smallest_p"]
 
 CONFIDENCE = 0.95
 _EXACT = 16  # pairs up to which all sign flips are counted; more are sampled
@@ -26,7 +25,7 @@ class Paired(NamedTuple):
     low: float
     high: float
     n: int  # pairs that have both values
-    p: float  # two-sided, by sign flips; with n pairs it is at least 2 / 2^n
+    p: float  # two-sided, by sign flips; at least `smallest_p(n)`
     differences: tuple[float, ...]  # ours - base, pair by pair
 
     @property
@@ -59,8 +58,20 @@ def paired_difference(ours: Sequence[float], base: Sequence[float]) -> Paired:
     mean = float(differences.mean())
     half = math.nan
     if n > 1:
+        from scipy import stats  # half a second, for which those who ask `smallest_p` only do not wait
+
         half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * differences.std(ddof=1) / math.sqrt(n))
     return Paired(mean, mean - half, mean + half, n, _sign_flip_p(differences), tuple(differences.tolist()))
+
+
+def smallest_p(n: int) -> float:
+    """The smallest p-value that n pairs can give, before any correction: of 2^n ways, the signs and their
+    opposite.
+
+    >>> smallest_p(5)
+    0.0625
+    """
+    return min(1.0, 2 / 2**n)
 
 
 def _sign_flip_p(differences: np.ndarray) -> float:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from eagc_ops.training.analysis.paired import CONFIDENCE, Paired, paired_difference
+from eagc_ops.training.analysis.paired import CONFIDENCE, Paired, paired_difference, smallest_p
 from eagc_ops.training.report.drawing import Picture, axes, line_style, of_run, picture
 from eagc_ops.training.report.measures import BEST, has_scores, measures
 from eagc_ops.training.report.runs import RunGroup, RunRecord, recipe
@@ -156,8 +156,7 @@ def _in_words(paired: Paired, epoch: str) -> str:
         return f"{change}, from one seed. One pair has no interval: train more seeds of both."
     direction = "better" if paired.mean > 0 else "worse"
     judgment = direction if paired.clear else "no clear difference"
-    least = 2 / 2**paired.n
-    bound = f", the least that {paired.n} seeds can give" if paired.p <= least else ""
+    bound = f", the least that {paired.n} seeds can give" if paired.p <= smallest_p(paired.n) else ""
     return (
         f"{judgment}. {change}, {CONFIDENCE:.0%} interval {paired.low:+.1f} to {paired.high:+.1f}, "
         f"{paired.n} seeds, sign-flip p = {paired.p:.2g}{bound}."

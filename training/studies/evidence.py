@@ -356,7 +356,7 @@ def _progress(run: RunNumbers | None, score: str) -> str:
 
 def _differences_figure(complete: Mapping[Cell, Values], score: str) -> str:
     """A panel for every cell: the differences of all arms, seed by seed, and the noise floor as a band."""
-    columns = min(len(complete), 4)
+    columns = min(len(complete), 3)
     figure, panels = drawing.axes(math.ceil(len(complete) / columns), columns)
     for axis, (cell, values) in zip(panels, complete.items()):
         arms = [arm for arm in values if arm != BASELINE]

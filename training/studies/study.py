@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagc_ops.files import atomic_write
+from eagc_ops.training.analysis.paired import smallest_p
 from eagc_ops.training.config import NULL as NULL_RUN
 from eagc_ops.training.config import Config, ConfigError, Diagnosis, Glyphs, config_class, resolve
 from eagc_ops.training.engine.preconditions import check_run
@@ -41,7 +42,6 @@ __all__ = [
     "can_decide",
     "check_design",
     "check_study",
-    "smallest_p",
 ]
 
 METHOD = "simgcd"
@@ -255,15 +255,6 @@ class Study:
 def _has_start(method: str) -> bool:
     """Whether runs of the method start from a run of another one."""
     return "init" in config_class(method).model_fields
-
-
-def smallest_p(seeds: int) -> float:
-    """The smallest p-value of a two-sided sign-flip test, before any correction.
-
-    >>> smallest_p(5)
-    0.0625
-    """
-    return min(1.0, 2 / 2**seeds)
 
 
 def can_decide(seeds: int, tests: int) -> bool:

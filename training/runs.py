@@ -93,7 +93,7 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
 
 
 def names(output: str | Path) -> Naming:
-    """Whether the unlabelled images have the names that they should, with a run's last weights."""
+    """How many unlabelled images have the name that they should, with a run's last weights: see `naming`."""
     experiment = trained(output)
     return naming(_predictions(experiment), experiment.data.unlabelled.labels, experiment.data.known)
 

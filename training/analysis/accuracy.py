@@ -49,7 +49,7 @@ def naming(predictions: ArrayLike, labels: ArrayLike, known: int) -> Naming:
     """Whether images have the names that they should: shares in [0, 1], NaN if there are no such images.
 
     `predictions` and re-indexed `labels`: (N,) integers. A novel class that joins the cluster of a smaller
-    known one takes it: no image of the known class counts in Old then, though all have the right name.
+    known one takes it: images of the known class in it do not count in Old, though their name is right.
 
     >>> naming([0] * 10, [0] * 4 + [1] * 6, known=1)
     Naming(own=1.0, known=1.0, taken=1)

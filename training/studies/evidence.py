@@ -57,10 +57,11 @@ _ENERGIES = (
     "as in the operator. *Refitted*: a subspace of the trained student's own labelled features."
 )
 _NAMES = (
-    "What the predictions say without the matching of clusters to classes, in percent. This was not decided "
-    "before the runs. *Own name*: images of known classes in the cluster of their own class. *Known name*: "
-    "images of novel classes in the cluster of a known class. *Taken*: known classes whose cluster the "
-    "matching gives to a novel class, so that their own images in it do not count in Old."
+    "What the predictions say without the matching of clusters to classes, in percent. It was not decided "
+    "before the runs to measure this, and no p-value is corrected for it. *Own name*: images of known "
+    "classes in the cluster of their own. *Known name*: images of novel classes in that of a known one. "
+    "*Taken*: how many known classes lose their cluster to a novel class in the matching, so that their own "
+    "images in it do not count in Old."
 )
 _EVERY_RUN = (
     "{} in percent at the last epoch, by seed; a dash for a run without a finished epoch. "

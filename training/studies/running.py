@@ -27,8 +27,8 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
     """Train the runs of the cells `now` that are left, and write the evidence after every cell.
 
     Cells that are complete in the evidence that was taken over are not trained. The evidence is that of
-    the whole study, and what it shows is said at the end. Returns the number of runs that failed; the
-    same command tries them again.
+    the whole study, and what it shows is said at the end. Returns the number of runs that failed, or
+    could not be measured; the same command tries them again.
     """
     begin_study(study)
     torch.set_num_threads(1)  # as in every process of `run_jobs`
@@ -42,10 +42,8 @@ def run_study(study: Study, now: Collection[Cell], at_a_time: int, say: Callable
     failed, shown = 0, None
     for cell in (cell for cell in now if cell not in earlier.sections):
         failed += _train(study, cell, at_a_time, say)
-        try:
-            _measure(study, cell)
-        finally:
-            shown = write_evidence(study)
+        failed += _measure(study, cell, say)
+        shown = write_evidence(study)
     for line in write_evidence(study) if shown is None else shown:
         say(line)
     return failed
@@ -73,17 +71,34 @@ def _probe(study: Study, cell: Cell, **settings: None) -> None:
     probe_once(study.probe_folder(cell.regime), config, study.output / "features")
 
 
-def _measure(study: Study, cell: Cell) -> None:
-    """Measure names at the end of the runs, and energies at the end of those with EAGC, each once."""
+def _measure(study: Study, cell: Cell, say: Callable[[str], None]) -> int:
+    """Measure names at the end of the runs, and energies at the end of those with EAGC.
+
+    Returns for how many runs this failed.
+    """
+    failed = 0
     for run in study.runs():
         if run.cell != cell or not (run.folder / "result.json").exists():
             continue
-        if not (file := study.names_file(run)).exists():
-            _write(file, names(run.folder)._asdict())
-        if run.arm == FULL and run.config.warm_start and not (file := study.late_file(run)).exists():
-            _write(file, [energy._asdict() for energy in late_energies(run.folder)])
+        try:
+            _once(study.names_file(run), run.folder, lambda folder: names(folder)._asdict())
+            if run.arm == FULL and run.config.warm_start:
+                _once(
+                    study.late_file(run),
+                    run.folder,
+                    lambda folder: [energy._asdict() for energy in late_energies(folder)],
+                )
+        except Exception as error:  # whatever is wrong with one run: the others go on
+            failed += 1
+            say(f"{run.folder.name} could not be measured: {type(error).__name__}: {error}")
+    return failed
 
 
-def _write(file: Path, found: Any) -> None:
+def _once(file: Path, run: Path, measure: Callable[[Path], Any]) -> None:
+    """Measure a finished run, unless `file` has what was measured since it finished."""
+    if file.exists() and file.stat().st_mtime_ns >= (run / "result.json").stat().st_mtime_ns:
+        return
+    file.unlink(missing_ok=True)  # of a run that has been trained again
+    found = measure(run)
     file.parent.mkdir(exist_ok=True)
     atomic_write(file, json.dumps(found, indent=1) + "\n")

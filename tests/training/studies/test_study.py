@@ -179,10 +179,24 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     said.clear()
     assert run_study(study, [first], 1, said.append) == 0
     assert said[0] == "3 known of 5 classes, recipe paper: 12 runs, 11 of them finished before"
+    assert os.stat(study.names_file(study.runs()[3])).st_mtime_ns > os.stat(run / "result.json").st_mtime_ns
     changed = [file for file, time in before.items() if os.stat(file).st_mtime_ns != time]
     assert [file.parent for file in changed] == [run]
     assert (study.output / "evidence.md").read_text() == text
     assert "30 runs, 12 finished; left: about " in study_plan(study, earlier_part(study))
+
+    # A finished run whose weights cannot be read is counted and named; the evidence of the others is written.
+    file, weights = study.names_file(study.runs()[3]), run / "last.safetensors"
+    content = weights.read_bytes()
+    weights.write_bytes(content[:100])
+    file.unlink()
+    said.clear()
+    assert run_study(study, [first], 1, said.append) == 1
+    assert [line for line in said if line.startswith(f"{run.name} could not be measured: CheckpointError: ")]
+    assert "own name" not in (study.output / "evidence.md").read_text()
+    weights.write_bytes(content)
+    assert run_study(study, [first], 1, said.append) == 0
+    assert (study.output / "evidence.md").read_text() == text
 
     # Another method has three arms.
     assert run_study(study, [of_other], 1, said.append) == 0

@@ -124,6 +124,36 @@ def test_the_table_is_that_of_the_runs(evidence):
     assert f"{complete} of {len(found)} planned comparisons are complete" in evidence.page
 
 
+def test_the_table_of_the_second_study_is_that_of_its_evidence():
+    def rows(file, begin):
+        text = (ROOT / "docs" / file).read_text(encoding="utf-8")
+        return [line.strip("| ").split(" | ") for line in text.splitlines() if line.startswith(begin)]
+
+    header, *shown = rows("study.md", ("| known | of |", "| 10 | 60 |", "| 5 | 60 |"))
+    names, *found = rows("confirmation/evidence.md", ("| arm | method |", "| EAGC | simgcd |"))
+    assert [dict(zip(header, row)) for row in shown] == [
+        {name: dict(zip(names, row))[name] for name in header} for row in found
+    ]
+    counted = rows("study.md", ("| 10 | paper |", "| 10 | release |", "| 5 | paper |", "| 5 | release |"))
+    for (known, _, *texts), mean, difference in zip(
+        counted,
+        (row for row in rows("confirmation/evidence.md", "| baseline | ") if row[-1].isdigit()),
+        (row for row in rows("confirmation/evidence.md", "| EAGC | ") if row[-1].isdigit()),
+        strict=True,
+    ):
+        images = (15 * int(known), 30 * (60 - int(known)))  # half of the known images are labelled
+        more = [float(difference[place].split()[0]) / 100 * n for place, n in zip((2, 4), images)]
+        for text, count, n in zip(texts, more, images):
+            value, of = text.split(" of ")
+            assert (float(value), int(of.replace(",", ""))) == (pytest.approx(count, abs=0.15), n)
+        precisions = []
+        for row in (mean, difference):
+            right, wrong = (float(row[place].split()[0]) * n for place, n in zip((1, 3), images))
+            precisions.append(100 * right / (right + wrong))
+        # The page's shares of novel images have one decimal, of which one unit is up to 2 points here.
+        assert [float(part.strip(" %")) for part in texts[2].split("->")] == pytest.approx(precisions, abs=2)
+
+
 def test_the_page_can_be_taken_over(evidence):
     """So the study can go on from these files alone, whatever became of the machine that trained the runs."""
     study = evidence.study

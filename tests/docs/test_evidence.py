@@ -3,6 +3,7 @@
 import csv
 import itertools
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -18,7 +19,7 @@ PROBLEM = ("method", "known", "classes", "recipe")
 
 
 class Evidence(NamedTuple):
-    folder: str
+    folder: Path
     study: Study
     page: str
     runs: list
@@ -135,19 +136,19 @@ def test_the_table_of_the_second_study_is_that_of_its_evidence():
         {name: dict(zip(names, row))[name] for name in header} for row in found
     ]
     counted = rows("study.md", ("| 10 | paper |", "| 10 | release |", "| 5 | paper |", "| 5 | release |"))
-    for (known, _, *texts), mean, difference in zip(
+    for (known, _, *texts), base, ours in zip(
         counted,
         (row for row in rows("confirmation/evidence.md", "| baseline | ") if row[-1].isdigit()),
         (row for row in rows("confirmation/evidence.md", "| EAGC | ") if row[-1].isdigit()),
         strict=True,
     ):
         images = (15 * int(known), 30 * (60 - int(known)))  # half of the known images are labelled
-        more = [float(difference[place].split()[0]) / 100 * n for place, n in zip((2, 4), images)]
+        more = [float(ours[place].split()[0]) / 100 * n for place, n in zip((2, 4), images)]
         for text, count, n in zip(texts, more, images):
             value, of = text.split(" of ")
             assert (float(value), int(of.replace(",", ""))) == (pytest.approx(count, abs=0.15), n)
         precisions = []
-        for row in (mean, difference):
+        for row in (base, ours):
             right, wrong = (float(row[place].split()[0]) * n for place, n in zip((1, 3), images))
             precisions.append(100 * right / (right + wrong))
         # The page's shares of novel images have one decimal, of which one unit is up to 2 points here.

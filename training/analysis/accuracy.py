@@ -39,8 +39,8 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
     >>> accuracy([0] * 10, [0] * 6 + [1] * 4, known=1)
     Accuracy(all=0.6, old=1.0, new=0.0)
     """
-    counts, cluster = _matching(predictions, labels, known)
-    matched, total = counts[cluster, np.arange(len(cluster))], counts.sum(0)
+    counts, _, matched = _matching(predictions, labels, known)
+    total = counts.sum(0)
     parts = (slice(None), slice(known), slice(known, None))
     return Accuracy(*(_ratio(matched[part].sum(), total[part].sum()) for part in parts))
 
@@ -56,23 +56,21 @@ def naming(predictions: ArrayLike, labels: ArrayLike, known: int) -> Naming:
     >>> accuracy([0] * 10, [0] * 4 + [1] * 6, known=1)
     Accuracy(all=0.6, old=0.0, new=1.0)
     """
-    counts, cluster = _matching(predictions, labels, known)
+    counts, cluster, matched = _matching(predictions, labels, known)
     old, new = counts[:, :known], counts[:, known:]
-    # The matching also gives clusters away in which there is no image of the class.
-    taken = (cluster < known) & (counts[cluster, np.arange(len(cluster))] > 0)
-    return Naming(
-        _ratio(np.trace(old), old.sum()),
-        _ratio(new[:known].sum(), new.sum()),
-        int(taken[known:].sum()),
-    )
+    # The matching also gives clusters to novel classes of which there is no image in them.
+    taken = (cluster[known:] < known) & (matched[known:] > 0)
+    return Naming(_ratio(np.trace(old), old.sum()), _ratio(new[:known].sum(), new.sum()), int(taken.sum()))
 
 
 def _ratio(part: float, whole: float) -> float:
     return float(part / whole) if whole else float("nan")
 
 
-def _matching(predictions: ArrayLike, labels: ArrayLike, known: int) -> tuple[np.ndarray, np.ndarray]:
-    """Images by cluster and class (size, size), and the cluster matched to every class (size,)."""
+def _matching(
+    predictions: ArrayLike, labels: ArrayLike, known: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Images by cluster and class (size, size), the cluster matched to every class, and its images in it."""
     c, y = _vector("predictions", predictions), _vector("labels", labels)
     if len(c) != len(y) or len(y) == 0:
         raise ValueError(f"predictions and labels must have the same length >= 1, got {len(c)} and {len(y)}")
@@ -82,7 +80,8 @@ def _matching(predictions: ArrayLike, labels: ArrayLike, known: int) -> tuple[np
     size = int(max(c.max(), y.max())) + 1
     counts = np.bincount(c * size + y, minlength=size * size).reshape(size, size)
     _, classes = linear_sum_assignment(counts.max() - counts)  # the class of every cluster
-    return counts, np.argsort(classes)
+    cluster = np.argsort(classes)
+    return counts, cluster, counts[cluster, np.arange(size)]
 
 
 def _vector(name: str, values: ArrayLike) -> np.ndarray:

@@ -60,7 +60,9 @@ def test_names_need_no_matching(seed):
     rng = np.random.RandomState(seed)
     known, classes = 3, 6
     y = np.repeat(np.arange(classes), 10)
-    c = np.where(rng.rand(len(y)) < 0.8, y, rng.randint(classes, size=len(y)))  # 8 of 10 and more are right
+    c = np.where(
+        rng.rand(len(y)) < 0.8, y, rng.randint(classes, size=len(y))
+    )  # more than 8 of 10 are right in the mean
     found = naming(c, y, known)
     assert found == Naming((c == y)[y < known].mean(), (c < known)[y >= known].mean(), 0)
     assert found.own == pytest.approx(accuracy(c, y, known).old)

@@ -82,7 +82,8 @@ def test_a_novel_class_takes_the_cluster_of_a_smaller_known_one():
     assert naming(np.where(y == 3, 2, y), y, 2) == (1.0, 0.0, 0)
     assert math.isnan(naming([4, 5], [4, 5], 3).own)
     assert math.isnan(naming([0, 1], [0, 1], 3).known)
-    assert naming([0, 2], [0, 3], 2).taken == 0  # the matching gives an empty cluster away
+    assert naming([0, 2], [0, 3], 2).taken == 0
+    assert naming([1, 1, 1], [0, 0, 1], 1).taken == 0  # class 1 is matched to the empty cluster 0
 
 
 def test_classes_that_do_not_occur_are_not_counted():

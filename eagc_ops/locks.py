@@ -14,12 +14,14 @@ import os
 import shlex
 import socket
 import sys
+import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # answers of file systems without locks
 _ATTEMPTS = 100  # to make a folder that others remove at the same time; below /proc nobody can make one
+_NAMED_WITHIN = 0.5  # seconds after which a holder that has not written its name has no disk for it
 # POSIX locks belong to a process, not to its children, and closing any descriptor of the file drops them: a
 # process must not open the file twice.
 _held: set[Path] = set()
@@ -105,7 +107,7 @@ def _lock(descriptor: int, file: Path, what: object, wait: bool) -> None:
             return
         if error.errno not in (errno.EACCES, errno.EAGAIN):
             raise
-        holder = _holder(descriptor)
+        holder = _holder_soon(descriptor)
         text = "process {pid} on {host} since {since} ({command})".format(**holder) if holder else "another"
         if not wait:
             raise InUseError(
@@ -139,6 +141,14 @@ def _run() -> str | None:
     if int(os.environ.get("WORLD_SIZE", "1")) < 2:
         return None
     return f"{os.environ.get('MASTER_ADDR')}:{os.environ.get('MASTER_PORT')}"
+
+
+def _holder_soon(descriptor: int) -> dict[str, str | int | None]:
+    """The holder, which writes its name just after it has taken the lock."""
+    end = time.monotonic() + _NAMED_WITHIN
+    while not (holder := _holder(descriptor)) and time.monotonic() < end:
+        time.sleep(0.01)
+    return holder
 
 
 def _holder(descriptor: int) -> dict[str, str | int | None]:

@@ -4,6 +4,7 @@ import errno
 import fcntl
 import os
 import signal
+import time
 from pathlib import Path
 
 import pytest
@@ -55,6 +56,27 @@ def test_a_second_process_is_refused_and_told_who(tmp_path):
     holder.end()
     with lock(tmp_path / "lock", "it"):
         assert str(os.getpid()) in (tmp_path / "lock").read_text()
+
+
+def test_a_holder_is_named_that_writes_its_name_a_moment_later(tmp_path, monkeypatch):
+    """Else the processes of one run, which share their work silently, do not know one another."""
+    write = os.pwrite
+    monkeypatch.setattr(os, "pwrite", lambda *arguments: (time.sleep(0.2), write(*arguments)))
+    file, end = tmp_path / "lock", os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        with lock(file, "it"):
+            os.close(end[1])
+            os.read(end[0], 1)
+        os._exit(0)
+    while not file.exists():
+        time.sleep(0.001)
+    time.sleep(0.05)  # locked, and not yet named
+    assert file.read_text() == ""
+    with pytest.raises(InUseError, match=rf"^it is in use by process {holder} on "):
+        hold(file)
+    os.close(end[1])
+    os.waitpid(holder, 0)
 
 
 @pytest.mark.parametrize("grandchild", [False, True])

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
+from scipy import stats
 
-__all__ = ["CONFIDENCE", "Paired", "paired_difference", "smallest_p"]
+__all__ = ["CONFIDENCE", "Paired", "paired_difference"]
 
 CONFIDENCE = 0.95
 _EXACT = 16  # pairs up to which all sign flips are counted; more are sampled
@@ -58,20 +59,8 @@ def paired_difference(ours: Sequence[float], base: Sequence[float]) -> Paired:
     mean = float(differences.mean())
     half = math.nan
     if n > 1:
-        from scipy import stats  # half a second, for which those who ask `smallest_p` only do not wait
-
         half = float(stats.t.ppf((1 + CONFIDENCE) / 2, n - 1) * differences.std(ddof=1) / math.sqrt(n))
     return Paired(mean, mean - half, mean + half, n, _sign_flip_p(differences), tuple(differences.tolist()))
-
-
-def smallest_p(n: int) -> float:
-    """The smallest p-value that n pairs can give, before any correction: of 2^n ways, the signs and their
-    opposite.
-
-    >>> smallest_p(5)
-    0.0625
-    """
-    return min(1.0, 2 / 2**n)
 
 
 def _sign_flip_p(differences: np.ndarray) -> float:

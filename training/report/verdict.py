@@ -10,7 +10,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from eagc_ops.training.analysis.paired import CONFIDENCE, Paired, paired_difference, smallest_p
+from eagc_ops.training.analysis.paired import CONFIDENCE, Paired, paired_difference
+from eagc_ops.training.analysis.smallest_p import smallest_p
 from eagc_ops.training.report.drawing import Picture, axes, line_style, of_run, picture
 from eagc_ops.training.report.measures import BEST, has_scores, measures
 from eagc_ops.training.report.runs import RunGroup, RunRecord, recipe

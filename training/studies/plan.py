@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagc_ops.training.analysis.paired import smallest_p
+from eagc_ops.training.analysis.smallest_p import smallest_p
 from eagc_ops.training.paper.planning import duration, epochs_done, seconds_per_step
 from eagc_ops.training.studies.earlier import Earlier
 from eagc_ops.training.studies.study import LEVEL, METHOD, Study, can_decide

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from eagc_ops.files import atomic_write
-from eagc_ops.training.analysis.paired import smallest_p
+from eagc_ops.training.analysis.smallest_p import smallest_p
 from eagc_ops.training.config import NULL as NULL_RUN
 from eagc_ops.training.config import Config, ConfigError, Diagnosis, Glyphs, config_class, resolve
 from eagc_ops.training.engine.preconditions import check_run

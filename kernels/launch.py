@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, NamedTuple
@@ -163,11 +164,15 @@ def compiling(workers: int) -> Iterator[list[Future[Any]]]:
 
     class Noting(ThreadPoolExecutor):
         def submit(self, function: Callable[..., Any], /, *args: Any, **options: Any) -> Future[Any]:
-            futures.append(super().submit(_twice, function, *args, **options))
+            futures.append(super().submit(function, *args, **options))
             return futures[-1]
 
     # Threads suffice: Triton's compiler releases Python's lock, and ptxas is a process.
-    with Noting(workers) as executor, triton.AsyncCompileMode(executor, ignore_errors=True):
+    with (
+        _parsing_in_turn(),
+        Noting(workers) as executor,
+        triton.AsyncCompileMode(executor, ignore_errors=True),
+    ):
         _only_compile = True
         try:
             yield futures
@@ -178,15 +183,25 @@ def compiling(workers: int) -> Iterator[list[Future[Any]]]:
 _only_compile = False
 
 
-def _twice(function: Callable[..., Any], *args: Any, **options: Any) -> Any:
-    """Call the function, and once more if Python mistakes two syntax trees for one.
+@contextlib.contextmanager
+def _parsing_in_turn() -> Iterator[None]:
+    """Within the block Triton parses the source of one function at a time.
 
-    Python 3.11 and 3.12 parsed in two threads with one counter at first (cpython issue 106905).
+    Python 3.11 and 3.12 count the depth of the syntax trees of all threads in one place: one of two threads
+    that parse at once may get a SystemError (cpython issue 106905).
     """
+    function, turn = triton.runtime.jit.JITCallable, threading.Lock()
+    parse = function.parse
+
+    def parse_alone(self: Any) -> Any:
+        with turn:
+            return parse(self)
+
+    function.parse = parse_alone
     try:
-        return function(*args, **options)
-    except SystemError:
-        return function(*args, **options)
+        yield
+    finally:
+        function.parse = parse
 
 
 def operand_dtype(dtype: torch.dtype, precision: Precision) -> torch.dtype:

@@ -30,8 +30,9 @@ def interrupt(child, times: int = 1) -> str:
     assert child.wait() == 130, child.errors
     wait_for_the_end(child.pid)
     # A cache says its size before it is built.
-    (line,) = [line for line in child.errors.splitlines() if not line.startswith("trunk cache ")]
-    return line
+    lines = [line for line in child.errors.splitlines() if not line.startswith("trunk cache ")]
+    assert len(lines) == 1, child.errors
+    return lines[0]
 
 
 def wait_for_the_end(session: int) -> None:

@@ -1,5 +1,10 @@
 """Compiling ahead and side by side, for a GPU that is not there: Triton is told of one."""
 
+import ast
+import threading
+import time
+import types
+
 import pytest
 import torch
 from operator_cases import SETTINGS, make_case
@@ -36,18 +41,28 @@ def absent_gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(driver, "_active", Absent())
 
 
-@pytest.mark.parametrize("mistakes", [0, 1])
-def test_every_kernel_is_compiled_once_and_none_is_launched(monkeypatch, mistakes):
-    """Even if Python mistakes the syntax trees of two threads for one."""
+def test_every_kernel_is_compiled_once_and_none_is_launched(monkeypatch):
+    """Two at a time, though Python 3.11 may fail when two threads parse at once: here it always does."""
     compile_kernel = triton.compiler.compile
+    parsing, parsers, calls = threading.Lock(), set(), []
 
-    def mistaken(*args, **options):
-        if calls.append(args) or len(calls) <= mistakes:
+    def parse(source):
+        if not parsing.acquire(blocking=False):
             raise SystemError("AST constructor recursion depth mismatch (before=33, after=162)")
+        try:
+            parsers.add(threading.get_ident())
+            time.sleep(0.05)  # the other thread comes meanwhile
+            return ast.parse(source)
+        finally:
+            parsing.release()
+
+    def counted(*args, **options):
+        calls.append(args)
         return compile_kernel(*args, **options)
 
-    calls = []
-    monkeypatch.setattr(triton.compiler, "compile", mistaken)
+    monkeypatch.setattr(triton.runtime.jit, "ast", types.SimpleNamespace(**{**vars(ast), "parse": parse}))
+    monkeypatch.setattr(triton.compiler, "compile", counted)
+    parse_of_triton = triton.runtime.jit.JITCallable.parse
     case = make_case(20, 32)
     with launch.compiling(2) as compilations:
         for rows in (20, 24):  # one kernel serves both
@@ -56,7 +71,9 @@ def test_every_kernel_is_compiled_once_and_none_is_launched(monkeypatch, mistake
         launch.labelled_energy(case.inputs._replace(energy_ref=case.energy_ref.clone()), 0.9, update=True)
         assert len(compilations) == 2
     assert [type(x.result()).__name__ for x in compilations] == ["CompiledKernel"] * 2
-    assert len(calls) == 2 + mistakes
+    assert len(calls) == 2
+    assert len(parsers - {threading.get_ident()}) == 2
+    assert triton.runtime.jit.JITCallable.parse is parse_of_triton
     for kernel in (launch.coordinate_kernel, launch.labelled_energy_kernel):
         (compiled,) = kernel.device_caches[0][0].values()
         assert "ptx" in compiled.asm

@@ -65,8 +65,8 @@ def command(name: str, words: Callable[[Exception], str] = str) -> Callable[[Mai
             with plain_warnings():
                 try:
                     return main(argv)
-                except KeyboardInterrupt:
-                    pass
+                except KeyboardInterrupt as interrupt:
+                    interrupts.end_line_of_bar(interrupt)
                 except FloatingPointError as error:
                     return _fail(name, error, 1)
                 except DiskFullError as error:

@@ -12,6 +12,7 @@ import shlex
 import signal
 import sys
 import threading
+import traceback
 from collections.abc import Callable, Iterator, Sequence
 from types import FrameType
 from typing import Any
@@ -40,8 +41,8 @@ def handled(words: Sequence[str]) -> Iterator[None]:
         yield
     finally:
         go_on_with(before)
-        sys.unraisablehook = hook
         if not _leaving:
+            sys.unraisablehook = hook
             signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -63,12 +64,20 @@ def seen() -> bool:
 
 
 def leave(name: str) -> int:
-    """Print the one line and return the exit code. From now on, Ctrl-C ends the process at once."""
+    """Print the one line and return the exit code. From then on, Ctrl-C ends the process at once."""
     global _leaving
-    _leaving = True
+    _leaving, handler = True, signal.signal(signal.SIGINT, signal.SIG_IGN)  # pressed again: the line is whole
     if os.environ.get("RANK", "0") == "0":
         print(f"{name}: interrupted; to go on: {how_to_go_on()}", file=sys.stderr, flush=True)
+    signal.signal(signal.SIGINT, handler)
     return EXIT_CODE
+
+
+def end_line_of_bar(interrupt: KeyboardInterrupt) -> None:
+    """If Ctrl-C met a progress bar that was being drawn, its line has no end: end it."""
+    frames = (frame for frame, _ in traceback.walk_tb(interrupt.__traceback__))
+    if any(frame.f_globals.get("__name__", "").startswith("tqdm.") for frame in frames):
+        print(file=sys.stderr, flush=True)
 
 
 @contextlib.contextmanager
@@ -129,12 +138,15 @@ def _on_interrupt(number: int, frame: FrameType | None) -> None:
 
 
 def _redeliver(unraisable: Any) -> None:
-    """A KeyboardInterrupt that was raised where exceptions get lost (destructor, C callback) comes again."""
+    """A KeyboardInterrupt that was raised where exceptions get lost (destructor, C callback) comes again.
+
+    Other errors after Ctrl-C are its consequences, as of the destructor of an object that is half made.
+    """
     if issubclass(unraisable.exc_type, KeyboardInterrupt):
         # A signal, as `_thread.interrupt_main` would not wake a main thread that waits.
         again = (threading.main_thread().ident, signal.SIGINT)
         threading.Timer(0.05, signal.pthread_kill, again).start()
-    else:
+    elif not _seen:
         sys.__unraisablehook__(unraisable)
 
 

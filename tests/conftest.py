@@ -4,6 +4,7 @@ then the plain one.
 
 import os
 import signal
+import sys
 import tempfile
 
 import faults
@@ -47,10 +48,11 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.fixture(autouse=True)
 def same_answer_to_ctrl_c():
-    """A command that Ctrl-C ended keeps its handler, because its process is about to end: a test goes on."""
-    before = signal.getsignal(signal.SIGINT)
+    """A command that Ctrl-C ended keeps its handlers, because its process is about to end: a test goes on."""
+    handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, handler)
+    sys.unraisablehook = hook
 
 
 @pytest.fixture(params=["triton"] if INTERPRETED else ["torch", "fp64"])

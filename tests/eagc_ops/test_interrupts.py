@@ -1,19 +1,15 @@
 """Ctrl-C inside this process, by real signals; whole commands are in tests/faults/test_ctrl_c.py."""
 
+import gc
 import os
 import signal
 import time
 
 import pytest
+from tqdm import tqdm
 
 from eagc_ops import interrupts
-
-
-@pytest.fixture(autouse=True)
-def handler():
-    before = signal.getsignal(signal.SIGINT)
-    yield
-    signal.signal(signal.SIGINT, before)
+from eagc_ops.console import command
 
 
 def press(number=signal.SIGINT):
@@ -82,6 +78,52 @@ def test_one_that_gets_lost_comes_again(capfd):
     with interrupts.handled(["eagc", "x"]), pytest.raises(KeyboardInterrupt):
         work()
     assert "ignored" not in capfd.readouterr().err
+
+
+def test_an_object_that_it_left_half_made_says_nothing(capfd):
+    class Bar:
+        def __init__(self):
+            press()
+            self.place = 1
+
+        def __del__(self):
+            self.place += 1
+
+    with interrupts.handled(["eagc", "x"]):
+        with pytest.raises(KeyboardInterrupt):
+            Bar()
+        gc.collect()
+    assert capfd.readouterr().err == ""
+
+
+def test_pressed_again_the_line_is_whole(capfd, monkeypatch):
+    def no_exit(code):
+        raise AssertionError("it ended before the line was printed")
+
+    monkeypatch.setattr(os, "_exit", no_exit)
+    with interrupts.handled(["eagc", "x"]):
+        interrupts.go_on_with(lambda: press() or "eagc x")
+        assert interrupts.leave("eagc x") == 130
+        with pytest.raises(AssertionError):  # from then on, at once
+            press()
+    assert capfd.readouterr().err == "eagc x: interrupted; to go on: eagc x\n"
+
+
+def test_a_bar_that_is_being_drawn_is_not_part_of_the_line(capfd):
+    class Pressed(tqdm):
+        def display(self, *args, **options):
+            super().display(*args, **options)
+            press()
+
+    @command("eagc x")
+    def main(words):
+        list(Pressed(range(3)))
+
+    with interrupts.handled(["eagc", "x"]):
+        assert main([]) == 130
+    bar, line = capfd.readouterr().err.strip().split("\n")
+    assert "0/3" in bar
+    assert line == "eagc x: interrupted; to go on: eagc x"
 
 
 def test_children_do_not_hear_it(tmp_path):

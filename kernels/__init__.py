@@ -11,7 +11,16 @@ not present) with `assembly` (counting in the compiled code). `panels` keeps the
 path; `tuned` reads the tiles of `eagc tune` in the user's `cache_folder`.
 """
 
-from .dispatch import check_execution, coordinate, energies, implementation, labelled_energy, why_not_triton
+from .dispatch import (
+    check_execution,
+    coordinate,
+    energies,
+    implementation,
+    is_under_autocast,
+    labelled_energy,
+    why_not_triton,
+    without_autocast,
+)
 from .records import (
     DTYPES,
     Anchor,
@@ -38,6 +47,8 @@ __all__ = [
     "coordinate",
     "energies",
     "implementation",
+    "is_under_autocast",
     "labelled_energy",
     "why_not_triton",
+    "without_autocast",
 ]

@@ -13,7 +13,7 @@ import io
 import multiprocessing
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from typing import Any, NamedTuple
@@ -23,14 +23,10 @@ import triton
 from torch import Tensor
 
 from .assembly import Code, Loop, read
-from .launch import Launch, coordinate_launches, labelled_energy_launches, operand_dtype
-from .ptx import unknown_instructions
+from .launch import LOWEST_TRITON, TESTED_TRITON, Prepared, operand_dtype, prepare, prepare_labelled_energy
 from .records import DTYPES, Coordination, Inputs, Precision, Tau
 from .tiles import SCAN_LIMIT, Tile, pick
 
-# The gate reads what Triton does not promise to keep: knobs, the form of a source, the words of reports. A
-# test compares both versions with the constraints files.
-LOWEST_TRITON, TESTED_TRITON = (3, 6), (3, 9)
 KERNELS = ("coordinate", "labelled_energy")  # and "compaction"
 TF32: tuple[Precision, ...] = ("tf32x3", "tf32")  # on NVIDIA's tensor cores only
 
@@ -106,7 +102,7 @@ class Resources:
     instructions: int  # of the whole kernel, each counted once
     loops: tuple[Loop, ...]  # over the inner dimension, in the order of `steps`
     problems: tuple[str, ...]
-    beyond_machine: tuple[str, ...]  # opcodes that the PTX machine does not execute; AMD code: its language
+    beyond_machine: tuple[str, ...] | None  # opcodes that `beyond` named; "amdgcn"; None: not asked
 
 
 class Step(NamedTuple):
@@ -170,20 +166,28 @@ def triangle_cases() -> Iterator[Case]:
                     yield replace(case, tile=case.tile._replace(triangle=triangle))
 
 
-def compile_all(chosen: list[Case], workers: int = 2) -> list[tuple[Case, Resources]]:
+Beyond = Callable[[str], Sequence[str]]
+
+
+def compile_all(
+    chosen: list[Case], workers: int = 2, beyond: Beyond | None = None
+) -> list[tuple[Case, Resources]]:
     """Compile in separate processes: a compilation is single-threaded and takes seconds.
 
+    `beyond` says which opcodes of a PTX text cannot be executed; other processes can import it.
     A Triton with other internals raises `UnsupportedTriton`.
     """
     if _version() < LOWEST_TRITON:
         raise _unsupported("it is older")
-    return list(zip(chosen, in_processes(chosen, workers)))
+    return list(zip(chosen, in_processes(chosen, workers, beyond=beyond)))
 
 
-def in_processes(chosen: list[Case], workers: int, start_method: str | None = None) -> Iterator[Resources]:
+def in_processes(
+    chosen: list[Case], workers: int, start_method: str | None = None, beyond: Beyond | None = None
+) -> Iterator[Resources]:
     """`compile_case` of every case, in order. Ctrl-C does not wait for the compilations under way."""
     with ProcessPoolExecutor(workers, multiprocessing.get_context(start_method)) as pool:
-        under_way = [pool.submit(compile_case, case) for case in chosen]
+        under_way = [pool.submit(compile_case, case, beyond) for case in chosen]
         try:
             for compiled in under_way:
                 yield compiled.result()
@@ -193,10 +197,15 @@ def in_processes(chosen: list[Case], workers: int, start_method: str | None = No
             raise
 
 
-def compile_case(case: Case) -> Resources:
+def compile_case(case: Case, beyond: Beyond | None = None) -> Resources:
     # With these two settings Triton bypasses its cache and prints the log of the ptxas run that makes the
-    # binary.
-    with _reading_internals(), contextlib.redirect_stdout(io.StringIO()) as log:
+    # binary. They are the process's, so they are put back for whoever compiles next.
+    with (
+        _reading_internals(),
+        triton.knobs.nvidia.scope(),
+        triton.knobs.compilation.scope(),
+        contextlib.redirect_stdout(io.StringIO()) as log,
+    ):
         triton.knobs.nvidia.dump_ptxas_log = triton.knobs.compilation.always_compile = True
         compiled = compiled_kernel(case)
         shared = compiled.metadata.shared
@@ -206,17 +215,17 @@ def compile_case(case: Case) -> Resources:
         spills = _number(r"\.vgpr_spill_count:\s+(\d+)", assembly) * 4 * LIMITS[case.arch].lanes
         stores = loads = spills
         fp64 = len(re.findall(r"^\s*v_\w+_f64", assembly, re.MULTILINE))
-        beyond = ["amdgcn"]
+        unexecuted: Sequence[str] | None = ["amdgcn"]
     else:
         report = log.getvalue()
         registers = _number(r"Used (\d+) registers", report)
         stores = _number(r"(\d+) bytes spill stores", report)
         loads = _number(r"(\d+) bytes spill loads", report)
         fp64 = len(re.findall(r"\.f64\b", assembly))
-        beyond = unknown_instructions(assembly)
+        unexecuted = beyond and beyond(assembly)
     with _reading_internals():
         code = read(compiled.asm, compiled.metadata.num_warps)
-    return judge(case, registers, stores, loads, shared, fp64, code, beyond)
+    return judge(case, registers, stores, loads, shared, fp64, code, unexecuted)
 
 
 def compiled_kernel(case: Case) -> triton.compiler.CompiledKernel:
@@ -238,7 +247,7 @@ def judge(
     shared: int,
     fp64: int,
     code: Code,
-    beyond_machine: Sequence[str] = (),
+    beyond_machine: Sequence[str] | None = None,
 ) -> Resources:
     """The gate: the problems of a compiled kernel, and how many of its blocks an SM holds."""
     limits = LIMITS[case.arch]
@@ -271,7 +280,7 @@ def judge(
         code.instructions,
         tuple(code.loops),
         tuple(problems),
-        tuple(beyond_machine),
+        None if beyond_machine is None else tuple(beyond_machine),
     )
 
 
@@ -289,7 +298,7 @@ def source(case: Case) -> tuple[triton.compiler.ASTSource, dict[str, Any]]:
     return triton.compiler.ASTSource(kernel, *parts), vars(options)
 
 
-def launch_of(case: Case) -> Launch:
+def launch_of(case: Case) -> Prepared:
     """The launch of a case, on tensors that have no memory."""
 
     def empty(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -306,23 +315,23 @@ def launch_of(case: Case) -> Launch:
         inputs = inputs._replace(basis=empty(case.dim, case.dim), weights=empty(case.dim))
     settings = Coordination(tau=case.tau)
     if case.kernel == "labelled_energy":
-        launches = labelled_energy_launches(
+        _, launches = prepare_labelled_energy(
             inputs, 0.9, case.precision, update=True, tile=case.tile, arch=case.arch
         )
     else:
-        launches = coordinate_launches(z, inputs, settings, case.precision, case.tile, case.arch)
+        _, launches = prepare(z, inputs, settings, case.precision, case.tile, case.arch)
     return launches[0 if case.kernel == "compaction" else -1]
 
 
 def executable(results: Sequence[tuple[Case, Resources]]) -> str:
     """How many of the compiled kernels the PTX machine can execute, and why not the others."""
-    reasons = {"wgmma": "wgmma", "tcgen05": "tcgen05", "amdgcn": "AMD code"}
     counts: Counter[str] = Counter()
     for _, found in results:
+        if found.beyond_machine is None:
+            return "NOT COUNTED how many the PTX machine can execute: pip install ./ptx_machine"
         opcodes = found.beyond_machine
         if opcodes:
-            names = [name for start, name in reasons.items() if any(o.startswith(start) for o in opcodes)]
-            counts[names[0] if names else opcodes[0]] += 1
+            counts["AMD code" if opcodes[0] == "amdgcn" else opcodes[0]] += 1
     able = len(results) - counts.total()
     others = ", ".join(f"{number} {word}" for word, number in sorted(counts.items()))
     return (
@@ -359,12 +368,10 @@ UNEVEN = ((256, 100), (65536, 1000))  # no tile divides D
 
 
 def _cases_of(arch: str) -> Iterator[Case]:
-    for rows, dim in (*SHAPES, *UNEVEN):
-        for dtype in DTYPES:
-            yield _case("coordinate", arch, dtype, "auto", rows, dim)
-    for rows, dim in ((512, 384), (256, 768), (512, 4096), (2048, 768), (65536, 4096), *UNEVEN):
-        for dtype in DTYPES:
-            yield _case("labelled_energy", arch, dtype, "auto", rows, dim)
+    for kernel in KERNELS:
+        for rows, dim in (*SHAPES, *UNEVEN):
+            for dtype in DTYPES:
+                yield _case(kernel, arch, dtype, "auto", rows, dim)
     yield _case("compaction", arch, "fp32", "auto", 65536, 768)
     yield _case("coordinate", arch, "fp32", "auto", 256, 768, tau="uniform")
     yield _case("coordinate", arch, "fp32", "auto", 256, 768, count=True)
@@ -397,7 +404,8 @@ def _cases_of(arch: str) -> Iterator[Case]:
 def _cases_with_basis(arch: str) -> Iterator[Case]:
     """The tiles of both kernels in all dtypes, and the other precisions."""
     for dtype in DTYPES:
-        for rows, dim in ((512, 384), (256, 768), (512, 4096), (2048, 768), (65536, 768), *UNEVEN):
+        shapes = ((512, 384), (256, 768), (512, 4096), (2048, 768), (65536, 192), (65536, 768), *UNEVEN)
+        for rows, dim in shapes:
             for kernel in KERNELS:
                 yield _case(kernel, arch, dtype, "auto", rows, dim, basis=True)
     for dtype in ("bf16", "fp16"):

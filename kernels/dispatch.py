@@ -8,8 +8,7 @@ import importlib
 import importlib.util
 import types
 import warnings
-from collections.abc import Callable
-from typing import Any, get_args
+from typing import get_args
 
 import torch
 from torch import Tensor
@@ -25,22 +24,19 @@ def coordinate(g: Tensor, inputs: Inputs, settings: Coordination, execution: Exe
     """The coordinated gradient of g (rows, D), contiguous, in g's dtype."""
     if g.shape[0] == 0:
         return g.clone()
-    impl = _serving(execution, inputs)
+    impl, (_, precision, autocast) = _serving(execution, inputs), execution
     if settings.lambda_a == 0:
         inputs = inputs._replace(z_ref=None)  # no anchor: labelled rows keep their bits, even if z_ref is NaN
-    with _without_autocast(g.device.type):
-        if impl == "triton":
-            launched = _launched(
-                lambda launch: launch.coordinate(g, inputs, settings, execution.precision),
-                execution,
-                inputs,
-            )
-            if launched is not None:
-                return launched.gradient
+    if impl == "triton":
+        try:
+            return _triton().run(g, inputs, settings, precision, autocast=autocast).gradient
+        except Exception as error:
+            _do_without(error, execution, inputs)
             impl = "torch"
+    with without_autocast(g.device):
         if impl == "torch":
-            return torch_path.coordinate(g, inputs, settings)
-        return formulas.coordinate(g.double(), inputs.widened(torch.float64), settings).gradient.to(g.dtype)
+            return torch_path.compute(g, inputs, settings)
+        return formulas.coordinated(g.double(), inputs.widened(torch.float64), settings).gradient.to(g.dtype)
 
 
 def energies(inputs: Inputs, settings: Coordination, execution: Execution) -> tuple[Tensor, Tensor]:
@@ -50,7 +46,7 @@ def energies(inputs: Inputs, settings: Coordination, execution: Execution) -> tu
     only in backward, on the way to the gradient.
     """
     impl = implementation(execution, inputs.z.device, inputs.z.dtype)
-    with _without_autocast(inputs.z.device.type):
+    with without_autocast(inputs.z.device):
         if impl == "torch":
             return torch_path.energies(inputs, settings)
         return torch_path.dense_energies(
@@ -68,17 +64,16 @@ def labelled_energy(
     z, energy_ref = inputs.z, inputs.energy_ref
     if z.shape[0] == 0:
         return energy_ref.new_zeros(2), energy_ref.clone()
-    impl = _serving(execution, inputs)
-    with _without_autocast(z.device.type):
-        if impl == "triton":
-            launched = _launched(
-                lambda launch: launch.labelled_energy(inputs, momentum, execution.precision, update=update),
-                execution,
-                inputs,
+    impl, (_, precision, autocast) = _serving(execution, inputs), execution
+    if impl == "triton":
+        try:
+            return _triton().run_labelled_energy(
+                inputs, momentum, precision, update=update, autocast=autocast
             )
-            if launched is not None:
-                return launched
+        except Exception as error:
+            _do_without(error, execution, inputs)
             impl = "torch"
+    with without_autocast(z.device):
         if impl == "torch":
             sums = torch_path.labelled_energy(inputs)
         else:
@@ -94,13 +89,18 @@ def labelled_energy(
         return sums, used
 
 
+def is_under_autocast(device: torch.device) -> bool:
+    """Whether autocast is on for a device; the meta device has none."""
+    return device.type != "meta" and torch.is_autocast_enabled(device.type)
+
+
 def implementation(execution: Execution, device: torch.device, dtype: torch.dtype) -> Implementation:
     """The implementation for a device and dtype; raises an error if `execution` asks for the impossible.
 
     >>> implementation(Execution("auto"), torch.device("cpu"), torch.float64)
     'torch'
     """
-    impl, precision = execution
+    impl, precision, _ = execution
     if impl == "auto" and precision == "auto" and device.type == "cpu":
         return "torch"  # checked first, because it is the common case and every call comes here
     check_execution(execution)
@@ -135,7 +135,7 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     if dtype not in (torch.float32, *HALF):
         return f"the kernel takes float32, bfloat16 and float16, but z is {dtype}"
     if device.type == "cpu":
-        if _launch().INTERPRETED:
+        if _triton().INTERPRETED or architecture(device) != "interpreter":  # something executes compiled code
             return None
         return (
             "z is on the CPU, where only Triton's interpreter runs (set TRITON_INTERPRET=1 before the import)"
@@ -154,8 +154,8 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
-# A kind of calls: device, dtype, D, precision, and whether the energy has a basis.
-_Kind = tuple[torch.device, torch.dtype, int, Precision, bool]
+# A kind of calls: device, dtype, D, precision, autocast, and whether the energy has a basis.
+_Kind = tuple[torch.device, torch.dtype, int, Precision, bool, bool]
 _unserved: set[_Kind] = set()  # those that impl="auto" could not launch
 
 
@@ -167,43 +167,39 @@ def _serving(execution: Execution, inputs: Inputs) -> Implementation:
     return impl
 
 
-def _launched(call: Callable[[types.ModuleType], Any], execution: Execution, inputs: Inputs) -> Any:
-    """`call(launch)`; None, with one warning, if impl="auto" has to do without the kernel.
+def _do_without(error: Exception, execution: Execution, inputs: Inputs) -> None:
+    """Where impl="auto" can do without the kernel, say so once per kind of call; else raise the error.
 
     A kernel may not compile or not fit a GPU that nobody has tried, or Triton may find no C compiler. A
     backward pass is a bad place to learn that. Full memory is not such a case: plain torch needs more of it.
     After an error of the device, plain torch raises the same error.
     """
-    try:
-        return call(_launch())
-    except Exception as error:
-        if execution.impl != "auto" or isinstance(error, torch.OutOfMemoryError):
-            raise
-        z = inputs.z
-        _unserved.add(_kind(execution, inputs))
-        reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
-        warnings.warn(
-            f"the Triton kernel of EAGC cannot be launched for {z.dtype} features with D={z.shape[1]} on "
-            f'{z.device} ({reason}); impl="auto" computes such calls in plain torch from now on. Please '
-            'report the output of `eagc selftest --json`; impl="torch" avoids this warning.',
-            stacklevel=2,
-        )
-        return None
+    if execution.impl != "auto" or isinstance(error, torch.OutOfMemoryError):
+        raise error
+    z = inputs.z
+    _unserved.add(_kind(execution, inputs))
+    reason = " ".join(f"{type(error).__name__}: {error}".split())[:300]
+    warnings.warn(
+        f"the Triton kernel of EAGC cannot be launched for {z.dtype} features with D={z.shape[1]} on "
+        f'{z.device} ({reason}); impl="auto" computes such calls in plain torch from now on. Please '
+        'report the output of `eagc selftest --json`; impl="torch" avoids this warning.',
+        stacklevel=3,
+    )
 
 
 def _kind(execution: Execution, inputs: Inputs) -> _Kind:
     z = inputs.z
-    return z.device, z.dtype, z.shape[1], execution.precision, inputs.basis is not None
+    return z.device, z.dtype, z.shape[1], execution.precision, execution.autocast, inputs.basis is not None
 
 
-def _without_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:
+def without_autocast(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Switch autocast off: a backward inside an autocast block must not narrow the products."""
-    if torch.is_autocast_enabled(device_type):  # a cheaper check than entering torch.autocast every time
-        return torch.autocast(device_type, enabled=False)
+    if is_under_autocast(device):  # a cheaper check than entering torch.autocast every time
+        return torch.autocast(device.type, enabled=False)
     return contextlib.nullcontext()
 
 
 @functools.cache
-def _launch() -> types.ModuleType:
+def _triton() -> types.ModuleType:
     """The Triton host module, imported on first use so that everything else works without Triton."""
     return importlib.import_module(".launch", __package__)

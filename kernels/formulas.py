@@ -32,11 +32,13 @@ NORM_FLOOR = 1e-12  # floor of |z|^2: a zero row has energy ratio 0
 ENERGY_FLOOR = 1e-6  # added to Ebar before the division
 
 
-def coordinate(g: Tensor, inputs: Inputs, settings: Coordination) -> Coordinated:
+def coordinated(g: Tensor, inputs: Inputs, settings: Coordination) -> Coordinated:
     """The coordinated gradient of g (rows, D), with the energy ratio and tau of all rows, labelled or not."""
     z, z_ref, mask, scale, labelled = inputs.z, inputs.z_ref, inputs.mask, inputs.scale, inputs.labelled
     energy, tau = energy_and_tau(inputs, settings)
-    projected = g - settings.lambda_p * tau[:, None] * (g @ inputs.matrix)
+    projected = g  # exactly: 0 times the tau of a non-finite row is NaN
+    if settings.lambda_p != 0:
+        projected = g - settings.lambda_p * tau[:, None] * (g @ inputs.matrix)
     if z_ref is None:
         anchored = g
     else:

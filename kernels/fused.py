@@ -197,9 +197,9 @@ def _energy_of_group(partial_ptr, rank, valid, rows, column_blocks):
 
 @triton.jit
 def _factors(z_ptr, z_stride, weights_ptr, a_zs, row, cols, m_block, D: tl.constexpr):
-    """Two blocks: the sum of their products, and that of the first one's squares, are a share of both forms.
+    """z and z S, or in a basis z M and the same weighted: two blocks for `_store_energy_shares`.
 
-    They are z and z S or, in a basis, z M and the same weighted.
+    Their products add to the energy inside the subspace, the squares of the first to the whole energy.
     """
     if weights_ptr is not None:
         b_weights = tl.load(weights_ptr + cols, mask=cols < D, other=0.0)
@@ -253,9 +253,9 @@ def coordinate_kernel(
     out_ptr,  # (rows, D) contiguous, dtype of g
     product_ptr,  # (rows, D) fp32 scratch for g S; may be out_ptr when out is fp32
     partial_ptr,  # (column blocks, 2, rows) fp32 scratch
-    arrivals_ptr,  # (row blocks,) int32, zero before
-    energy_ptr,  # (rows,) fp32: E, NaN on labelled rows
-    tau_ptr,  # (rows,) fp32: tau, NaN on labelled rows
+    arrivals_ptr,  # (row blocks,) int32, zero before: the programs of each that have arrived
+    energy_ptr,  # (rows,) fp32: E, NaN on labelled rows, and on all without PROJECT
+    tau_ptr,  # (rows,) fp32: tau, NaN where E is, but for UNIFORM
     rows,
     first,  # row block of the first program
     g_stride,
@@ -266,6 +266,7 @@ def coordinate_kernel(
     D: tl.constexpr,
     MEAN: tl.constexpr,
     UNIFORM: tl.constexpr,
+    PROJECT: tl.constexpr,  # False for lambda_p = 0: unlabelled rows are copied, whatever z holds
     DOT: tl.constexpr,  # dtype of the products' operands
     PRECISION: tl.constexpr,  # of fp32 products: "ieee", "tf32x3" or "tf32"
     BLOCK_M: tl.constexpr,
@@ -286,7 +287,8 @@ def coordinate_kernel(
     row = group.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
     m_row = tl.load(mask_ptr + row, mask=row < rows, other=0) != 0
     m_tile = m_row[:, None] & m_cols[None, :]
-    l_out = tl.load(g_ptr + row[:, None] * g_stride + cols[None, :], mask=m_tile, other=0.0).to(tl.float32)
+    m_stored = m_tile if PROJECT else (row < rows)[:, None] & m_cols[None, :]
+    l_out = tl.load(g_ptr + row[:, None] * g_stride + cols[None, :], mask=m_stored, other=0.0).to(tl.float32)
     if z_ref_ptr is not None:
         step = lambda_a
         if scale_ptr is not None:
@@ -300,14 +302,17 @@ def coordinate_kernel(
         l_ref = tl.load(z_ref_ptr + row[:, None] * z_ref_stride + cols[None, :], mask=m_tile, other=0.0).to(
             tl.float32
         )
-        l_out += step * (l_z - l_ref)
-    tl.store(out_ptr + row[:, None] * D + cols[None, :], l_out.to(out_ptr.dtype.element_ty), mask=m_tile)
+        if PROJECT:
+            l_out += step * (l_z - l_ref)
+        else:
+            l_out += tl.where(m_tile, step * (l_z - l_ref), 0.0)
+    tl.store(out_ptr + row[:, None] * D + cols[None, :], l_out.to(out_ptr.dtype.element_ty), mask=m_stored)
     if column_block == 0:
-        tl.store(energy_ptr + row, float("nan"), mask=m_row)
-        tl.store(tau_ptr + row, float("nan"), mask=m_row)
+        tl.store(energy_ptr + row, float("nan"), mask=m_row if PROJECT else row < rows)
+        tl.store(tau_ptr + row, float("nan"), mask=m_row if PROJECT else row < rows)
 
     # Unlabelled rows: the projection.
-    if group * BLOCK_M < unlabelled:
+    if PROJECT and group * BLOCK_M < unlabelled:
         valid = index >= 0
         # Rows past the end repeat row 0 and are never stored, so the loop needs no mask for them.
         safe = tl.where(valid, index, 0).to(tl.int64)

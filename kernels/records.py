@@ -58,10 +58,11 @@ class Coordination(NamedTuple):
 
 
 class Execution(NamedTuple):
-    """The implementation, and the precision of its products."""
+    """The implementation, the precision of its products, and whether the forward ran under autocast."""
 
     impl: Implementation = "auto"
     precision: Precision = "auto"
+    autocast: bool = False  # backward usually runs outside the block, so the answer travels with the call
 
 
 class Coordinated(NamedTuple):

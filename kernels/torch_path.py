@@ -22,8 +22,8 @@ from .records import Coordination, Inputs
 ROWS_AT_ONCE = 1024
 
 
-def coordinate(g: Tensor, inputs: Inputs, settings: Coordination) -> Tensor:
-    """The gradient of `formulas.coordinate`, computed in fp32 (fp64 for fp64 inputs), in g's dtype."""
+def compute(g: Tensor, inputs: Inputs, settings: Coordination) -> Tensor:
+    """The gradient of `formulas.coordinated`, computed in fp32 (fp64 for fp64 inputs), in g's dtype."""
     if g.device.type != "cpu":
         return dense(g, inputs, settings)
     dtype = _compute_dtype(inputs.z)
@@ -74,7 +74,7 @@ def labelled_energy(inputs: Inputs) -> Tensor:
 def dense(g: Tensor, inputs: Inputs, settings: Coordination) -> Tensor:
     """The formulas over all rows: more products than needed, but the host never waits for the device."""
     dtype = _compute_dtype(inputs.z)
-    return formulas.coordinate(g.to(dtype), inputs.widened(dtype), settings).gradient.to(g.dtype)
+    return formulas.coordinated(g.to(dtype), inputs.widened(dtype), settings).gradient.to(g.dtype)
 
 
 def dense_energies(inputs: Inputs, settings: Coordination) -> tuple[Tensor, Tensor]:

@@ -16,8 +16,8 @@ from triton import knobs
 from triton.backends.compiler import GPUTarget
 from triton.runtime import driver
 
-from eagc_ops import selftest
 from eagc_ops.kernels import launch
+from eagc_ops.selftest import selftest
 
 
 class Absent:
@@ -67,8 +67,8 @@ def test_every_kernel_is_compiled_once_and_none_is_launched(monkeypatch):
     with launch.compiling(2) as compilations:
         for rows in (20, 24):  # one kernel serves both
             part = make_case(rows, 32)
-            launch.coordinate(part.g, part.inputs, SETTINGS)
-        launch.labelled_energy(case.inputs._replace(energy_ref=case.energy_ref.clone()), 0.9, update=True)
+            launch.run(part.g, part.inputs, SETTINGS)
+        launch.run_labelled_energy(case.inputs._replace(energy_ref=case.energy_ref.clone()), 0.9, update=True)
         assert len(compilations) == 2
     assert [type(x.result()).__name__ for x in compilations] == ["CompiledKernel"] * 2
     assert len(calls) == 2
@@ -84,8 +84,8 @@ def test_a_kernel_that_does_not_compile_spoils_nothing(monkeypatch):
     """The case that needs it fails when it is launched; the others are compiled."""
     case = make_case(20, 32)
     with launch.compiling(2) as compilations:
-        launch.coordinate(case.g, case.inputs, SETTINGS, "tf32x4")  # type: ignore[arg-type]
-        launch.labelled_energy(case.inputs, 0.9, update=False)
+        launch.run(case.g, case.inputs, SETTINGS, "tf32x4")  # type: ignore[arg-type]
+        launch.run_labelled_energy(case.inputs, 0.9, update=False)
     assert [compilation.exception() is None for compilation in compilations] == [False, True]
 
 

@@ -21,11 +21,11 @@ class Broken:
     def __init__(self, error):
         self.error, self.calls = error, 0
 
-    def coordinate(self, *args, **options):
+    def run(self, *args, **options):
         self.calls += 1
         raise self.error
 
-    labelled_energy = coordinate
+    run_labelled_energy = run
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def broken(monkeypatch):
 
     def install(error):
         launch = Broken(error)
-        monkeypatch.setattr(dispatch, "_launch", lambda: launch)
+        monkeypatch.setattr(dispatch, "_triton", lambda: launch)
         choose = dispatch.implementation
         monkeypatch.setattr(
             dispatch,

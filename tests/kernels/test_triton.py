@@ -20,7 +20,9 @@ SMALL = Tile(block_m=16, block_n=16, block_k=16, warps=4, stages=1)
 def launch():
     from eagc_ops.kernels import launch
 
-    return launch
+    launch.forget()  # a test may change what plans are made from
+    yield launch
+    launch.forget()
 
 
 @pytest.mark.parametrize(
@@ -29,7 +31,7 @@ def launch():
 @pytest.mark.parametrize("shape", [(5, 16), (40, 48), (90, 50)], ids=str)
 def test_many_blocks_in_both_directions(launch, tile, shape):
     case = make_case(*shape)
-    out, energy, _ = launch.coordinate(case.g, case.inputs, SETTINGS, tile=tile)
+    out, energy, _ = launch.run(case.g, case.inputs, SETTINGS, tile=tile)
     assert_close_to_oracle(out, case)
     torch.testing.assert_close(energy[~case.mask].double(), case.oracle()[1][~case.mask], rtol=0, atol=1e-6)
 
@@ -42,10 +44,10 @@ def test_the_energy_from_a_triangle(launch, dim, block_n, block_k):
     """
     case = make_case(16, dim)
     tile = SMALL._replace(block_n=block_n, block_k=block_k, triangle=True)
-    out, energy, _ = launch.coordinate(case.g, case.inputs, SETTINGS, tile=tile)
+    out, energy, _ = launch.run(case.g, case.inputs, SETTINGS, tile=tile)
     assert_close_to_oracle(out, case)
     torch.testing.assert_close(energy[~case.mask].double(), case.oracle()[1][~case.mask], rtol=0, atol=1e-6)
-    sums, _ = launch.labelled_energy(case.inputs, 0.9, update=False, tile=tile)
+    sums, _ = launch.run_labelled_energy(case.inputs, 0.9, update=False, tile=tile)
     exact = formulas.labelled_energy(case.inputs.widened(torch.float64))
     torch.testing.assert_close(sums.double(), exact, rtol=1e-6, atol=0)
 
@@ -56,7 +58,7 @@ def test_the_triangle_reads_one_half_of_the_matrix(launch):
     spoilt = case.matrix.clone()
     spoilt[16:, :16] = 7.0
     whole, half = (
-        launch.coordinate(
+        launch.run(
             case.g,
             case.inputs._replace(matrix=spoilt),
             SETTINGS,
@@ -72,18 +74,22 @@ def test_the_triangle_reads_one_half_of_the_matrix(launch):
 def test_the_papers_size(launch):
     case = make_case(48, 768)
     assert_exercised(case)
-    assert_close_to_oracle(launch.coordinate(case.g, case.inputs, SETTINGS)[0], case)
+    assert_close_to_oracle(launch.run(case.g, case.inputs, SETTINGS)[0], case)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
-def test_high_precision_keeps_the_matrix_in_fp32(launch, dtype):
+@pytest.mark.parametrize("copied", [False, True], ids=["", "with a 16-bit copy"])
+def test_high_precision_keeps_the_matrix_in_fp32(launch, dtype, copied):
+    """Also where the module brings a 16-bit copy of it, as every EAGC does."""
     case = make_case(40, 48, dtype=dtype)
-    _, energy, _ = launch.coordinate(case.g, case.inputs, SETTINGS, precision="high")
+    if copied:
+        case = case.replace(half=case.matrix.to(dtype))
+    _, energy, _ = launch.run(case.g, case.inputs, SETTINGS, precision="high")
     unlabelled = ~case.mask
     torch.testing.assert_close(
         energy[unlabelled].double(), case.oracle(torch.float32)[1][unlabelled], rtol=0, atol=1e-6
     )
-    _, rounded, _ = launch.coordinate(case.g, case.inputs, SETTINGS)
+    _, rounded, _ = launch.run(case.g, case.inputs, SETTINGS)
     torch.testing.assert_close(
         rounded[unlabelled].double(), case.oracle(dtype)[1][unlabelled], rtol=0, atol=1e-6
     )
@@ -100,10 +106,10 @@ def test_arrival_order_does_not_change_a_bit(launch, monkeypatch):
 
     def run():
         energy_ref = torch.tensor(0.3)
-        sums, used = launch.labelled_energy(
+        sums, used = launch.run_labelled_energy(
             case.inputs._replace(energy_ref=energy_ref), 0.9, update=True, tile=SMALL
         )
-        return *launch.coordinate(case.g, case.inputs, SETTINGS, tile=SMALL), sums, used, energy_ref
+        return *launch.run(case.g, case.inputs, SETTINGS, tile=SMALL), sums, used, energy_ref
 
     plain = run()
     grid = (64 // 16, -(-70 // 16))
@@ -135,7 +141,7 @@ def test_the_floors_are_those_of_the_formulas(launch, monkeypatch):
     for name, value in (("NORM_FLOOR", 50.0), ("ENERGY_FLOOR", 0.5)):
         monkeypatch.setattr(fused, name, type(fused.NORM_FLOOR)(value))
         monkeypatch.setattr(formulas, name, value)
-        _, energy, weight = launch.coordinate(case.g, case.inputs, SETTINGS, tile=SMALL)
+        _, energy, weight = launch.run(case.g, case.inputs, SETTINGS, tile=SMALL)
         _, exact_energy, exact_weight = case.oracle()
         torch.testing.assert_close(energy.double(), exact_energy, rtol=0, atol=1e-6)
         torch.testing.assert_close(weight.double(), exact_weight, rtol=0, atol=1e-5)
@@ -150,7 +156,7 @@ def test_compaction_finds_every_row(launch, rows, labelled):
     mask = torch.rand(rows, generator=torch.Generator().manual_seed(rows)) < labelled
     g = torch.randn(rows, 3)
     inputs = Inputs(g, None, mask, torch.eye(3), torch.tensor(0.5))
-    out = launch.coordinate(g, inputs, SETTINGS._replace(tau="uniform"), tile=SMALL).gradient
+    out = launch.run(g, inputs, SETTINGS._replace(tau="uniform"), tile=SMALL).gradient
     torch.testing.assert_close(out, torch.where(mask[:, None], g, 0.5 * g), rtol=1e-6, atol=0)
 
 
@@ -158,8 +164,8 @@ def test_more_rows_than_the_kernel_looks_through_itself(launch):
     rows = 4099
     case = make_case(rows, 8)
     tile = Tile(64, 16, 16, 4, 1)
-    assert_close_to_oracle(launch.coordinate(case.g, case.inputs, SETTINGS, tile=tile)[0], case)
-    sums, _ = launch.labelled_energy(case.inputs, 0.9, update=True, tile=tile)
+    assert_close_to_oracle(launch.run(case.g, case.inputs, SETTINGS, tile=tile)[0], case)
+    sums, _ = launch.run_labelled_energy(case.inputs, 0.9, update=True, tile=tile)
     torch.testing.assert_close(
         sums.double(),
         formulas.labelled_energy(case.inputs.widened(torch.float64)),
@@ -186,8 +192,8 @@ def test_the_papers_sizes_need_one_launch_and_more_rows_one_more(launch, monkeyp
     for name in ("compaction_kernel", "coordinate_kernel", "labelled_energy_kernel"):
         monkeypatch.setattr(launch, name, _Spy(None, calls))
     case = make_case(rows, 16)
-    launch.coordinate(case.g, case.inputs, SETTINGS)
-    launch.labelled_energy(case.inputs, 0.9, update=True)
+    launch.run(case.g, case.inputs, SETTINGS)
+    launch.run_labelled_energy(case.inputs, 0.9, update=True)
     assert len(calls) == launches
 
 
@@ -198,7 +204,7 @@ def test_a_mask_that_starts_anywhere(launch):
     sliced = case.inputs._replace(mask=longer[3:])
     assert sliced.mask.data_ptr() % 16
     for mine, expected in zip(
-        launch.coordinate(case.g, sliced, SETTINGS), launch.coordinate(case.g, case.inputs, SETTINGS)
+        launch.run(case.g, sliced, SETTINGS), launch.run(case.g, case.inputs, SETTINGS)
     ):
         assert torch.equal(mine.nan_to_num(7.0), expected.nan_to_num(7.0))
 
@@ -216,12 +222,12 @@ def test_addresses_beyond_32_bits(launch, monkeypatch):
     assert far[0].stride(0) * 3 > 2**31
 
     def run(g, z, z_ref):
-        return launch.coordinate(g, case.inputs._replace(z=z, z_ref=z_ref, mask=mask), SETTINGS, tile=SMALL)
+        return launch.run(g, case.inputs._replace(z=z, z_ref=z_ref, mask=mask), SETTINGS, tile=SMALL)
 
     for mine, expected in zip(run(*far), run(*rows)):
         assert torch.equal(mine.nan_to_num(7.0), expected.nan_to_num(7.0))
     used = [
-        launch.labelled_energy(Inputs(z, None, mask, case.matrix, torch.tensor(0.3)), 0.9, update=True)[1]
+        launch.run_labelled_energy(Inputs(z, None, mask, case.matrix, torch.tensor(0.3)), 0.9, update=True)[1]
         for z in (far[1], case.z)
     ]
     assert torch.equal(*used)
@@ -247,7 +253,7 @@ def test_a_launch_on_a_gpu_has_the_constants_it_was_compiled_with(
     monkeypatch.setattr(launch, "INTERPRETED", False)
     monkeypatch.setattr(launch, "architecture", lambda device: arch)
     case = make_case(20, 32, dtype=dtype)
-    launch.coordinate(case.g, case.inputs, SETTINGS, precision=precision)
+    launch.run(case.g, case.inputs, SETTINGS, precision=precision)
     (found,) = calls
     tile = pick(arch, 20, 32, dtype, precision)
     assert (
@@ -267,7 +273,7 @@ def test_a_reference_of_a_different_dtype_gets_the_small_tile(launch, monkeypatc
     monkeypatch.setattr(launch, "coordinate_kernel", _Spy(None, calls))
     case = make_case(3000, 128, dtype=torch.bfloat16)
     for z_ref in (case.z_ref, case.z_ref.float()):
-        launch.coordinate(case.g, case.inputs._replace(z_ref=z_ref), SETTINGS)
+        launch.run(case.g, case.inputs._replace(z_ref=z_ref), SETTINGS)
     assert [call["BLOCK_M"] for call in calls] == [64, SMALL_ENTRY.block_m]
 
 

@@ -32,7 +32,7 @@ def file(tmp_path, monkeypatch):
 
 
 def chosen(rows=200, dim=64, dtype=torch.float32, precision="auto", z_ref_dtype=None, basis=False):
-    return launch._tile(torch.empty(rows, dim, dtype=dtype), precision, z_ref_dtype, basis)
+    return launch._tile(torch.empty(rows, dim, dtype=dtype), precision, z_ref_dtype, basis, "interpreter")
 
 
 def test_is_in_the_cache_folder_of_the_user(monkeypatch, tmp_path):

@@ -4,9 +4,11 @@ import contextlib
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 CHROMIUM = next(
@@ -73,3 +75,34 @@ def complaints(driver) -> list[str]:
 
 def open_page(driver, page: Path) -> None:
     driver.get(page.resolve().as_uri())
+
+
+def wait(condition, seconds=20):
+    for _ in range(seconds * 20):
+        if condition():
+            return
+        time.sleep(0.05)
+    raise AssertionError("this did not become true in the browser")
+
+
+def find(driver, selector):
+    return driver.find_element("css selector", selector)
+
+
+def a_lonely_image(driver):
+    """(number, x, y) of the image that is farthest from its nearest neighbour, on the map of a discovery."""
+    driver.execute_script("document.getElementById('frame').scrollIntoView({block: 'center'})")
+    places = np.array(
+        driver.execute_script(
+            "const {left, top} = document.getElementById('map').getBoundingClientRect();"
+            "return Array.from({length: 160}, (_, i) => discovered.position(i))"
+            ".map(([x, y]) => [x + left, y + top])"
+        )
+    )
+    distances = np.hypot(*(places[:, None] - places[None]).transpose(2, 0, 1)) + 1e9 * np.eye(len(places))
+    i = int(distances.min(1).argmax())
+    return i, *places[i]
+
+
+def mouse(driver, kind, x, y, **more):
+    driver.execute_cdp_cmd("Input.dispatchMouseEvent", {"type": kind, "x": float(x), "y": float(y), **more})

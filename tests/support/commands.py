@@ -1,6 +1,6 @@
 """Calling the commands of `eagc` in this process."""
 
-from eagc_ops.cli import main
+from eagc_ops.app.cli import main
 
 
 def call(capsys, *arguments):

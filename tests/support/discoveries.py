@@ -80,6 +80,7 @@ def write_discovery(
                 "size": len(own),
                 "labelled": 20 if c < known else 0,
                 "doubtful": doubtful,
+                "named": False,
                 "why": "Its images are spread widely: it may be two categories." if doubtful else "",
                 "confidence": float(np.mean([row[3] for row in own])) if own else 0.0,
                 "nearest_known": {"name": titles[c % known], "similarity": 0.71} if c >= known else None,
@@ -89,13 +90,30 @@ def write_discovery(
         )
     order = sorted(categories, key=lambda category: (category["kind"] == "known", -category["size"]))
     found = {
-        "version": 1,
+        "version": 2,
+        "discovery": f"{seed:016x}",
         "labelled": str(folder / "labelled"),
         "unlabelled": str(photos),
+        "backbone": "dinov2_vitb14_reg4",
+        "weights": "pretrained",
         "method": "simgcd",
         "eagc": True,
         "k": count,
         "k_estimated": True,
+        "k_range": [count - 1, count + 2],
+        "k_text": "Where two measures agree best.",
+        "empty": 0,
+        "warnings": [],
+        "round": 0,
+        "changes": None,
+        "answer": {
+            "kind": "first",
+            "training": "to come",
+            "sentence": "This is the first answer: features of the encoder as it came, clustered.",
+            "candidates": [
+                {"kind": "first", "name": "first answer", "kept": True, "empty": 0, "score": None}
+            ],
+        },
         "images": {
             "labelled": 20 * known,
             "held_out": 4 * known,
@@ -109,7 +127,7 @@ def write_discovery(
             "doubtful_category": "More than half of its images are doubtful, or it is small.",
         },
         "map": "Images that look alike to the model are near each other.",
-        "holdout": {"images": 4 * known, "accuracy": 0.917},
+        "holdout": {"images": 4 * known, "right": 4 * known - 1, "accuracy": 1 - 1 / (4 * known)},
         "truth": None,
         "categories": order,
     }
@@ -129,7 +147,7 @@ def _picture(random: np.random.Generator, palette: np.ndarray, side: int) -> Ima
 
 
 if __name__ == "__main__":
-    from eagc_ops.training.report.discovered import page_size, write_page
+    from eagc_ops.discovery.page import page_size, write_page
 
     home, categories, images = (
         Path(sys.argv[1]),

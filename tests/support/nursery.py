@@ -125,23 +125,24 @@ def session(leader: int) -> list[int]:
 
 def go_on(config: dict, output: str) -> None:
     """What a user does again and again until it is done: train, or resume."""
+    from eagc_ops.evidence.jobs import Job, run_job
     from eagc_ops.training.config import from_json
-    from eagc_ops.training.engine.jobs import Job
-    from eagc_ops.training.runs import run_job
 
     run_job(Job(from_json(config), Path(output), {}))
 
 
 def rank(config: dict, output: str) -> None:
     """One process of a distributed run, with the errors of the command line."""
-    from eagc_ops.console import command
+    from eagc_ops.app import interrupts
+    from eagc_ops.app.console import command
 
     @command("eagc train")
     def main(_: list[str]) -> int:
         go_on(config, output)
         return 0
 
-    sys.exit(main([]))
+    with interrupts.handled(["eagc", "train"]):
+        sys.exit(main([]))
 
 
 def encoder(file: str) -> None:
@@ -173,7 +174,7 @@ def build_cache_blindly(directory: str) -> None:
 
 def die_in_write(point: str, number: int, function: str, *arguments) -> None:
     """Call a function, and be killed in its write number `number` (1, 2, ...) at a point of `POINTS`."""
-    from eagc_ops import files
+    from eagc_ops.app import files
 
     writes, original = [0], {"fsync": os.fsync, "replace": os.replace}
 
@@ -227,7 +228,7 @@ POINTS = ("before the write", "half-way", "before fsync", "before the rename", "
 
 def eagc(*words: str) -> None:
     """The command line."""
-    from eagc_ops.cli import main
+    from eagc_ops.app.cli import main
 
     sys.argv = ["eagc", *words]
     sys.exit(main(list(words)))
@@ -235,11 +236,10 @@ def eagc(*words: str) -> None:
 
 def several_runs(configs: list[dict], folder: str) -> None:
     """Runs in two processes, as `eagc table` trains them."""
-    from eagc_ops import interrupts
-    from eagc_ops.console import command
+    from eagc_ops.app import interrupts
+    from eagc_ops.app.console import command
+    from eagc_ops.evidence.jobs import Job, run_job, run_jobs
     from eagc_ops.training.config import from_json
-    from eagc_ops.training.engine.jobs import Job, run_jobs
-    from eagc_ops.training.runs import run_job
 
     jobs = [Job(from_json(config), Path(folder) / f"run{i}", {}) for i, config in enumerate(configs)]
 

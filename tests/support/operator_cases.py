@@ -58,7 +58,7 @@ class Case:
     ) -> Coordinated:
         """The formulas in fp64 on the very values an implementation gets: rounded inputs, rounded matrix."""
         inputs = self.inputs.rounded(matrix_dtype).widened(torch.float64)
-        return formulas.coordinate(self.g.double(), inputs, settings)
+        return formulas.coordinated(self.g.double(), inputs, settings)
 
 
 def make_case(
@@ -113,7 +113,7 @@ def coordinate(case: Case, impl: str, settings: Coordination = SETTINGS) -> Coor
         return Coordinated(gradient, *kernels.energies(case.inputs, settings, execution))
     from eagc_ops.kernels import launch  # the fused kernel writes its own out
 
-    return Coordinated(gradient, *launch.coordinate(case.g, case.inputs, settings)[1:])
+    return Coordinated(gradient, *launch.run(case.g, case.inputs, settings)[1:])
 
 
 def assert_exercised(case: Case) -> None:
@@ -137,7 +137,7 @@ def assert_close_to_oracle(
     """err(implementation, fp64) <= SLACK * err(plain torch in that dtype, fp64) + FLOOR."""
     exact = case.oracle(matrix_dtype, settings).gradient
     dtype = case.z.dtype
-    plain = formulas.coordinate(case.g, case.inputs.widened(dtype), settings).gradient
+    plain = formulas.coordinated(case.g, case.inputs.widened(dtype), settings).gradient
     assert out.dtype == case.g.dtype and out.shape == case.g.shape
     assert torch.isfinite(out).all()
     allowed = SLACK * (plain.double() - exact).abs().max().nan_to_num() + FLOOR[dtype] if len(out) else 0

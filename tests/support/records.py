@@ -1,6 +1,6 @@
 """A table as its cells are read in tests."""
 
-from eagc_ops.table import Table
+from eagc_ops.app.table import Table
 
 
 def records(table: Table) -> list[dict[str, str]]:

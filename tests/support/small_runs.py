@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from safetensors.torch import save_file
 
-from eagc_ops import files
+from eagc_ops.app import files
 from eagc_ops.training import runs
 from eagc_ops.training.config import from_json, resolve
 from eagc_ops.training.engine import loop

@@ -17,12 +17,12 @@ import numpy as np
 import small_runs
 from run_facts import some_facts
 
-from eagc_ops.cli import main
+from eagc_ops.app.cli import main
+from eagc_ops.evidence.paper import filling, tables
 from eagc_ops.training.data import ImageSubset, open_data
 from eagc_ops.training.engine import experiment
 from eagc_ops.training.engine import pretraining as pretrain
 from eagc_ops.training.engine.run_folder import RunFolder
-from eagc_ops.training.paper import filling, tables
 from eagc_ops.training.report.measures import measures
 from eagc_ops.training.report.runs import read_run
 

@@ -9,17 +9,24 @@ from __future__ import annotations
 import copy
 import hashlib
 import re
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from .kernels import without_autocast
+
 __all__ = ["AnchoredEncoder"]
 
 _Shared = dict[str, Tensor | str]
+
+_NO_REFERENCE = (
+    "this encoder has no reference tail, and z_ref = None would switch the anchor off: call set_reference() "
+    "first, use encoder.student(encoder.trunk(images)) for z alone, or build the encoder with reference=False"
+)
 
 
 class AnchoredEncoder(nn.Module):
@@ -33,7 +40,8 @@ class AnchoredEncoder(nn.Module):
         vit: timm VisionTransformer with a class token and global_pool="token"; kept, not copied. A classifier
             head is not used.
         grad_from_block: first trainable block (11: the last block of a ViT-B).
-        reference: where the reference tail comes from, see `set_reference`; None: there is no reference yet.
+        reference: where the reference tail comes from, see `set_reference`. None: there is none yet, and a
+            forward before `set_reference` raises an error. False: there will be none, and z_ref is None.
         cls_only: compute only the CLS token in the last block. The result is the same to rounding (about
             3e-7 relative in fp32).
 
@@ -54,7 +62,7 @@ class AnchoredEncoder(nn.Module):
         vit: nn.Module,
         grad_from_block: int = 11,
         *,
-        reference: nn.Module | Mapping[str, Tensor] | None = None,
+        reference: nn.Module | Mapping[str, Tensor] | Literal[False] | None = None,
         cls_only: bool = True,
     ) -> None:
         super().__init__()
@@ -70,18 +78,22 @@ class AnchoredEncoder(nn.Module):
         self.grad_from_block = grad_from_block
         self.cls_only = cls_only
         self.reference: nn.ModuleList | None = None
+        self._cls_of_block: Callable[[Any, Tensor], Tensor] = _cls_of_block  # or compiled, see `compile`
         for name, parameter in vit.named_parameters():
             parameter.requires_grad_(self._in_tail(name))
-        if reference is not None:
+        self._without_reference = reference is False
+        if reference is not None and reference is not False:
             self.set_reference(reference)
 
     def forward(
         self, x: Tensor, labelled_rows: Tensor | None = None, *, pixel_grad: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """(z, z_ref) of images (B, C, H, W) or of tokens (B, N, D); z_ref is None without a reference.
+        """(z, z_ref) of images (B, C, H, W) or of tokens (B, N, D); z_ref is None if `reference=False`.
 
         The tokens are those of `trunk`; `labelled_rows` is the argument `rows` of `anchor`.
         """
+        if self.reference is None and not self._without_reference:
+            raise RuntimeError(_NO_REFERENCE)
         tokens = self.trunk(x, pixel_grad=pixel_grad)
         return self.student(tokens), None if self.reference is None else self.anchor(tokens, labelled_rows)
 
@@ -125,7 +137,7 @@ class AnchoredEncoder(nn.Module):
         shows. None computes every row.
         """
         if self.reference is None:
-            raise RuntimeError("this encoder has no reference tail: call set_reference() first")
+            raise RuntimeError(_NO_REFERENCE)
         if rows is None:
             return self._feature(self.reference, tokens)
         if rows.dtype != torch.int64 or rows.ndim != 1:
@@ -192,6 +204,15 @@ class AnchoredEncoder(nn.Module):
         """Load a `tail_state()` into the student, for example to start from the reference model."""
         self._load(self.tail, state)
 
+    def compile(self, *args: Any, **options: Any) -> None:
+        """Compile every block in place, with the arguments of `torch.compile`; call it after `set_reference`.
+
+        Equal blocks share one graph, so twelve blocks compile in the time of one.
+        """
+        for block in (*self.vit.blocks, *(self.reference or ())):
+            block.compile(*args, **options)
+        self._cls_of_block = torch.compile(_cls_of_block, *args, **options)
+
     def trunk_fingerprint(self) -> str:
         """The sha256 of everything shared: weights and their names, the structure, `grad_from_block`."""
         digest = hashlib.sha256(str(self.grad_from_block).encode())
@@ -239,7 +260,7 @@ class AnchoredEncoder(nn.Module):
         x = self._run(middle, self._checked(tokens))
         # The norm acts on each token alone. norm(x)[:, 0], or a norm of the view x[:, 0], would keep all N
         # tokens for the backward pass.
-        cls = _cls_of_block(last, x) if self.cls_only else self._run([last], x)[:, 0].contiguous()
+        cls = self._cls_of_block(last, x) if self.cls_only else self._run([last], x)[:, 0].contiguous()
         z: Tensor = self.vit.norm(cls)
         return z
 
@@ -273,42 +294,62 @@ class AnchoredEncoder(nn.Module):
 
 def _cls_of_block(block: Any, x: Tensor) -> Tensor:
     """Token 0 (B, D) of a pre-norm block's output for x (B, N, D)."""
-    for module in (block, block.attn, block.attn.qkv):
+    for module in (block, block.norm1, block.attn, block.attn.qkv):
         kinds = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
         if any(getattr(module, kind) for kind in kinds):
             raise RuntimeError(
                 f"a hook on the {type(module).__name__} of the last block would not run: build the encoder "
                 "with cls_only=False"
             )
-    cls = x[:, 0] + block.ls1(_cls_of_attention(block.attn, block.norm1(x)))
+    cls = x[:, 0] + block.ls1(_cls_of_attention(block.attn, block.norm1, x))
     out: Tensor = cls + block.ls2(block.mlp(block.norm2(cls)))
     return out
 
 
-def _cls_of_attention(attn: Any, x: Tensor) -> Tensor:
-    """The attention output of token 0 for normalised tokens x (B, N, D), without forming keys and values.
+def _cls_of_attention(attn: Any, norm: nn.Module, x: Tensor) -> Tensor:
+    """The attention output of token 0 for tokens x (B, N, D), without forming keys and values.
 
-    With one query per head, q . (W_k x_n) = (W_k^T q) . x_n and sum_n p_n (W_v x_n) = W_v (sum_n p_n x_n), so
+    With one query per head, q . (W_k y_n) = (W_k^T q) . y_n and sum_n p_n (W_v y_n) = W_v (sum_n p_n y_n), so
     both projections act on H vectors per image instead of N tokens: about 2 N D (D - H) multiply-adds fewer.
-    The key bias adds the same to every score of a head and drops out of the softmax. A norm on the keys is
-    not linear, so with one the keys (not the values) are formed.
+    What adds the same to every score of a head, as the key bias does, drops out of the softmax.
+
+    For a LayerNorm, y_n = w * u_n + b with u_n of mean 0 and variance 1. w and b too are applied to the H
+    vectors: (w * W_k^T q) . u_n, and w * (sum_n p_n u_n) + b because p sums to 1. Nothing of N tokens is then
+    trained, so from a frozen trunk the backward pass forms no gradient of their size.
+
+    A norm on the keys is not linear, so with one the keys (not the values) are formed.
     """
     heads, width = attn.num_heads, attn.head_dim
     # In the dtype of the weights: autocast would round the scores to 16 bits, which fused attention does not.
-    with torch.autocast(x.device.type, enabled=False):
+    with without_autocast(x.device):
         w_q, w_k, w_v = attn.qkv.weight.view(3, heads * width, -1)
         b_q, b_k, b_v = (None,) * 3 if attn.qkv.bias is None else attn.qkv.bias.view(3, -1)
-        x = x.to(w_q.dtype)
-        q = attn.q_norm(F.linear(x[:, 0], w_q, b_q).unflatten(1, (heads, width))) * attn.scale
+        u, affine = _without_affine(norm, x.to(w_q.dtype))
+        q = F.linear(affine(u[:, 0]), w_q, b_q).unflatten(1, (heads, width))
+        q = attn.q_norm(q) * attn.scale
         if isinstance(attn.k_norm, nn.Identity):
-            scores = torch.einsum("bhw,hwd->bhd", q, w_k.unflatten(0, (heads, width))) @ x.mT
+            keyed = torch.einsum("bhw,hwd->bhd", q, w_k.unflatten(0, (heads, width)))
+            scores = affine(keyed, bias=False) @ u.mT
         else:
-            k = attn.k_norm(F.linear(x, w_k, b_k).unflatten(2, (heads, width)))
+            k = attn.k_norm(F.linear(affine(u), w_k, b_k).unflatten(2, (heads, width)))
             scores = torch.einsum("bhw,bnhw->bhn", q, k)
-        y = torch.einsum("bhd,hwd->bhw", scores.softmax(-1) @ x, w_v.unflatten(0, (heads, width))).flatten(1)
-        y = y if b_v is None else y + b_v
-    out: Tensor = attn.proj(getattr(attn, "norm", nn.Identity())(y))
+        mixed = affine(scores.softmax(-1) @ u)
+        out: Tensor = torch.einsum("bhd,hwd->bhw", mixed, w_v.unflatten(0, (heads, width))).flatten(1)
+        out = out if b_v is None else out + b_v
+    out = attn.proj(getattr(attn, "norm", nn.Identity())(out))
     return out
+
+
+def _without_affine(norm: nn.Module, x: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
+    """(u, affine) with affine(u) = norm(x). Of a norm other than LayerNorm, u is norm(x) itself."""
+    if not isinstance(norm, nn.LayerNorm):
+        return norm(x), lambda y, bias=True: y
+
+    def affine(y: Tensor, bias: bool = True) -> Tensor:
+        y = y if norm.weight is None else y * norm.weight
+        return y + norm.bias if bias and norm.bias is not None else y
+
+    return F.layer_norm(x, norm.normalized_shape, eps=norm.eps), affine
 
 
 def _block_index(name: str) -> int:

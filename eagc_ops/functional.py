@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
-
 import torch
 from torch import Tensor
 
-from eagc_ops import validation
-from eagc_ops.autograd import coordinate
-from eagc_ops.kernels import Anchor, Coordination, Implementation, Inputs, Precision, Tau
-from eagc_ops.subspace import Subspace, estimate_from_batch
+from . import hints, validation
+from .autograd import attach
+from .kernels import Anchor, Coordination, Implementation, Inputs, Precision, Tau, is_under_autocast
+from .subspace import APERTURE, Subspace, estimate_from_batch
 
 
 def eagc_op(
@@ -50,14 +48,15 @@ def eagc_op(
         loss_scale: the factor by which the loss is multiplied before backward (GradScaler, 1 / accumulation
             steps), a number or a 0-d tensor on z's device. The anchor is not linear in the gradient, so it
             must be scaled like the loss.
-        return_token: return (z, token) instead. The token is 0; added to the loss, it brings the loss's scale
-            to the anchor.
+        return_token: return (z, token) instead. The token is 0; added to the loss (once), it brings the
+            loss's scale to the anchor.
         impl: "auto", "triton", "torch" or "fp64". One that cannot run here raises an error; "auto" warns once
             and uses torch where the Triton kernel cannot be launched.
         precision: the precision of the Triton kernel. "auto": half inputs with half products and fp32 sums;
-            fp32 inputs in IEEE fp32, or in TF32 on NVIDIA GPUs where torch's own products use it
-            (torch.set_float32_matmul_precision). "high": IEEE fp32 products for all inputs. "tf32x3" and
-            "tf32": fp32 inputs on NVIDIA's tensor cores.
+            fp32 inputs in IEEE fp32, or in TF32 on NVIDIA GPUs under autocast (that of this call, wherever
+            backward runs) and where torch's own products use it (torch.set_float32_matmul_precision).
+            "high": IEEE fp32 products for all inputs. "tf32x3" and "tf32": fp32 inputs on NVIDIA's tensor
+            cores.
 
     The output is a view of z: an in-place operation on it raises torch's view error.
 
@@ -76,13 +75,15 @@ def eagc_op(
     execution = validation.checked_execution(impl, precision)
     validation.check_settings(settings)
     validation.check_tensors(z, z_ref, mask)
+    execution = execution._replace(autocast=is_under_autocast(z.device))
     if subspace is not None:
         validation.check_subspace(subspace)
         matrix, own_energy_ref = subspace.matrix, subspace.energy_ref
         basis, weights = subspace.basis, subspace.weights
     elif z_ref is not None:
-        _warn_about_the_batch_subspace()
-        matrix, own_energy_ref = estimate_from_batch(z_ref.reshape(-1, z_ref.shape[-1]), mask.reshape(-1))
+        reference, labelled = z_ref.reshape(-1, z_ref.shape[-1]), mask.reshape(-1)
+        matrix, own_energy_ref = estimate_from_batch(reference, labelled)
+        hints.about_batch(matrix, own_energy_ref, reference, labelled, APERTURE)
         basis = weights = None
     else:
         raise ValueError(
@@ -100,19 +101,12 @@ def eagc_op(
         else:
             energy_ref = torch.full((), energy_ref, dtype=torch.float32, device=z.device)
     inputs = Inputs(z, z_ref, mask, matrix, energy_ref, basis=basis, weights=weights)
-    return coordinate(inputs, settings, execution, loss_scale, return_token)
+    hints.about_settings(settings)
+    anchored, scaled = z_ref is not None and lambda_a != 0, return_token or loss_scale is not None
+    hints.about_call(z, settings, anchored=anchored, scaled=scaled)
+    out = attach(inputs, settings, execution, loss_scale, return_token)
+    _watch.look(out, z_ref, mask, anchored=anchored, unscaled=anchored and not scaled)
+    return out
 
 
-_warned = False
-
-
-def _warn_about_the_batch_subspace() -> None:
-    global _warned
-    if not _warned:
-        _warned = True
-        warnings.warn(
-            "eagc_op estimates the subspace from the labelled rows of this batch because subspace is None. "
-            "One fitted to the whole labelled set, Subspace.conceptor(labelled_features), spares unlabelled "
-            "rows of known classes far better.",
-            stacklevel=3,
-        )
+_watch = hints.ScaleWatch()

@@ -1,4 +1,4 @@
-"""The opaque ops `coordinate`, `observe` and `energies` of the namespace `eagc`: schemas, fakes and bodies.
+"""The opaque ops `coordinate`, `observe` and `energies`: schemas, fakes and bodies.
 
 torch.library schemas are flat lists, so this is the one file in which the records are packed and unpacked. An
 opaque op is launched eagerly, even from a compiled graph. A call that is neither traced nor intercepted runs
@@ -14,8 +14,8 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from eagc_ops import kernels
-from eagc_ops.kernels import Coordination, Execution, Inputs, formulas
+from . import kernels
+from .kernels import Coordination, Execution, Inputs, formulas
 
 
 class Observation(NamedTuple):
@@ -26,9 +26,11 @@ class Observation(NamedTuple):
     labelled: Tensor | None
 
 
-def coordinate(g: Tensor, inputs: Inputs, settings: Coordination, execution: Execution) -> Tensor:
-    """The coordinated gradient of g (rows, D), contiguous, in g's dtype."""
-    if _is_intercepted(g):
+def call(
+    g: Tensor, inputs: Inputs, settings: Coordination, execution: Execution, dispatched: bool = False
+) -> Tensor:
+    """The coordinated gradient of g (rows, D), contiguous, in g's dtype; `dispatched`: always by the op."""
+    if dispatched or _is_intercepted(g):
         out: Tensor = coordinate_op(g, *inputs, *settings, *execution)
         return out
     return kernels.coordinate(g, inputs, settings, execution)
@@ -68,22 +70,25 @@ def _unpacked(flat: Sequence[Any]) -> tuple[Inputs, Sequence[Any]]:
     return Inputs(z_ref=None, **dict(zip(_OF_ENERGY, flat[:count]))), flat[count:]
 
 
+# A namespace can be defined once in a process. Copies of the package under other names, such as two versions
+# from the Kernel Hub, have one each.
+NAMESPACE = "eagc" if __package__ == "eagc_ops" else __package__.replace(".", "_")
 # Library.define and Library.impl instead of @custom_op: the same opaque op with five Python frames fewer at
 # every call.
-_library = torch.library.Library("eagc", "DEF")
+_library = torch.library.Library(NAMESPACE, "DEF")
 _library.define(
     "coordinate(Tensor g, Tensor z, Tensor? z_ref, Tensor mask, Tensor matrix, Tensor energy_ref, Tensor? "
     "scale, Tensor? labelled, Tensor? half, Tensor? basis, Tensor? weights, Tensor? half_basis, float "
-    "lambda_a, float lambda_p, str anchor, str tau, str impl, str precision) -> Tensor"
+    "lambda_a, float lambda_p, str anchor, str tau, str impl, str precision, bool autocast) -> Tensor"
 )
 _library.define(
     "observe(Tensor z, Tensor mask, Tensor matrix, Tensor(a!) energy_ref, Tensor? half, Tensor? basis, "
-    "Tensor? weights, Tensor? half_basis, float? momentum, str group, str impl, str precision) -> (Tensor, "
-    "Tensor)"
+    "Tensor? weights, Tensor? half_basis, float? momentum, str group, str impl, str precision, bool "
+    "autocast) -> (Tensor, Tensor)"
 )
 _library.define(
     "energies(Tensor z, Tensor mask, Tensor matrix, Tensor energy_ref, Tensor? half, Tensor? basis, Tensor? "
-    "weights, Tensor? half_basis, str tau, str impl, str precision) -> (Tensor, Tensor)"
+    "weights, Tensor? half_basis, str tau, str impl, str precision, bool autocast) -> (Tensor, Tensor)"
 )
 
 
@@ -131,26 +136,27 @@ for _name, _body in BODIES.items():
     _library.impl(_name, _body, "CompositeExplicitAutograd")
 
 
-@torch.library.register_fake("eagc::coordinate", lib=_library)
+@torch.library.register_fake(f"{NAMESPACE}::coordinate", lib=_library)
 def _(g: Tensor, *rest: Any) -> Tensor:
     return g.new_empty(g.shape)
 
 
-@torch.library.register_fake("eagc::observe", lib=_library)
+@torch.library.register_fake(f"{NAMESPACE}::observe", lib=_library)
 def _(*flat: Any) -> Any:
     inputs, (_, group, *_) = _unpacked(flat)
     labelled = inputs.energy_ref.new_empty(()) if group else inputs.z.new_empty(0)
     return torch.empty_like(inputs.energy_ref), labelled
 
 
-@torch.library.register_fake("eagc::energies", lib=_library)
+@torch.library.register_fake(f"{NAMESPACE}::energies", lib=_library)
 def _(z: Tensor, *rest: Any) -> Any:
     return z.new_empty(z.shape[0], dtype=torch.float32), z.new_empty(z.shape[0], dtype=torch.float32)
 
 
-coordinate_op = torch.ops.eagc.coordinate.default
-observe_op = torch.ops.eagc.observe.default
-energies_op = torch.ops.eagc.energies.default
+_ops = getattr(torch.ops, NAMESPACE)
+coordinate_op = _ops.coordinate.default
+observe_op = _ops.observe.default
+energies_op = _ops.energies.default
 
 
 def _is_intercepted(x: Tensor) -> bool:

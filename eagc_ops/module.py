@@ -11,9 +11,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from eagc_ops import autograd, kernels, library, validation
-from eagc_ops.kernels import Anchor, Coordination, Execution, Implementation, Inputs, Precision, Tau
-from eagc_ops.subspace import Subspace
+from . import autograd, hints, kernels, library, validation
+from .kernels import Anchor, Coordination, Execution, Implementation, Inputs, Precision, Tau
+from .subspace import Subspace
 
 # S and the basis M of a subspace that has one are also kept in 16 bits, for the products of the Triton kernel
 # with features of that dtype, in buffers named "matrix_bf16", "basis_fp16" and so on.
@@ -75,6 +75,7 @@ class EAGC(nn.Module):
         super().__init__()
         validation.check_subspace(subspace)
         validation.check_settings(Coordination(lambda_a, lambda_p, anchor, tau))
+        hints.about_settings(Coordination(lambda_a, lambda_p, anchor, tau))
         if energy_momentum is not None and not (
             isinstance(energy_momentum, (int, float)) and 0 <= energy_momentum < 1
         ):
@@ -84,10 +85,12 @@ class EAGC(nn.Module):
         self.tau: Tau = tau
         self.energy_momentum = energy_momentum
         self.process_group = process_group
-        self.impl, self.precision = validation.checked_execution(impl, precision)
+        self.impl, self.precision, _ = validation.checked_execution(impl, precision)
         self.record = record
         self.last_energy: Tensor | None = None
         self.last_tau: Tensor | None = None
+        self._writes = [0]  # how often `matrix` got the values of a different subspace
+        self._watch = hints.ScaleWatch()
         self.register_buffer("matrix", subspace.matrix.clone())
         self.register_buffer("energy_ref", subspace.energy_ref.clone())
         # A buffer that is None is not in the state dict.
@@ -123,7 +126,15 @@ class EAGC(nn.Module):
             inputs = inputs._replace(energy_ref=self.energy_ref.clone())
         if self.record:
             self.last_energy, self.last_tau = library.energies(_detached_rows(inputs), settings, execution)
-        return autograd.coordinate(inputs, settings, execution, loss_scale, return_token)
+        anchored = z_ref is not None and self.lambda_a != 0
+        scaled, group = return_token or loss_scale is not None, self.process_group
+        running = momentum is not None
+        hints.about_call(z, settings, anchored=anchored, scaled=scaled, group=group, running=running)
+        # A traced call saves the matrix, and torch notices a write to it.
+        writes = None if torch.compiler.is_compiling() else self._writes
+        out = autograd.attach(inputs, settings, execution, loss_scale, return_token, writes)
+        self._watch.look(out, z_ref, mask, anchored=anchored, unscaled=anchored and not scaled)
+        return out
 
     @property
     def settings(self) -> Coordination:
@@ -131,7 +142,8 @@ class EAGC(nn.Module):
 
     @property
     def execution(self) -> Execution:
-        return Execution(self.impl, self.precision)
+        """Both choices, and whether autocast is on."""
+        return Execution(self.impl, self.precision, kernels.is_under_autocast(self.matrix.device))
 
     @property
     def subspace(self) -> Subspace:
@@ -140,6 +152,8 @@ class EAGC(nn.Module):
 
     def set_subspace(self, subspace: Subspace) -> None:
         """Take a different subspace of the same D, in place: a captured CUDA graph follows.
+
+        Call it between two steps: a backward whose forward saw the former subspace raises an error.
 
         >>> eagc = EAGC(Subspace(torch.eye(8) * 0.5, energy_ref=0.5))
         >>> eagc.set_subspace(Subspace.conceptor(torch.randn(100, 8)))
@@ -156,6 +170,7 @@ class EAGC(nn.Module):
                 f"subspace has {new} energy in a basis but the module has {own}: fit it in the same way "
                 "(Subspace.whitened has one, Subspace.conceptor has none), or build a new EAGC"
             )
+        self._writes[0] += 1
         self.matrix.copy_(subspace.matrix)
         self.energy_ref.copy_(subspace.energy_ref)
         if self.basis is not None and self.weights is not None:
@@ -287,6 +302,7 @@ class EAGC(nn.Module):
                 f"the state has {saved} energy in a basis, but this EAGC has {own}: build it with the same "
                 "kind of subspace (Subspace.whitened has one; Subspace.conceptor and Subspace.pca have none)"
             )
+        self._writes[0] += 1
         super()._load_from_state_dict(state_dict, prefix, *args, **kwargs)
         # load_state_dict(assign=True) brings its own dtype.
         self.matrix, self.energy_ref = self.matrix.float(), self.energy_ref.float()

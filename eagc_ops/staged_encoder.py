@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from eagc_ops.encoder import AnchoredEncoder
+from .encoder import AnchoredEncoder
 
 __all__ = ["StagedEncoder", "Stages"]
 

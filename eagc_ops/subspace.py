@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from numbers import Integral, Real
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from eagc_ops.kernels import formulas
+from . import hints
+from .kernels import formulas
 
 APERTURE = 2.0  # the paper's value for every dataset
 # Of the whitened energy: these rank best on the glyphs data set (docs/probe.md).
@@ -101,15 +102,18 @@ class Subspace:
             with torch.autocast(wide.device.type, enabled=False):
                 matrix = solve_woodbury(wide, wide.shape[0], aperture)
                 energy_ref = formulas.energy_ratio(wide, matrix).mean()
+                mean_square = wide.square().sum() / wide.shape[0]
         else:
             correlation, directions = _moments(features, dtype, process_group)
             matrix = solve_conceptor(correlation, aperture)
             energy_ref = (matrix * directions).sum()  # trace(S M)
+            mean_square = correlation.trace()
         if dtype == torch.float32 and _outside(matrix.double()):
             raise ValueError(
                 f"dtype=torch.float32 does not resolve this conceptor (aperture={aperture}, features of this "
                 "scale): its eigenvalues leave [0, 1]; use dtype=torch.float64"
             )
+        hints.about_fit(matrix, energy_ref, mean_square, aperture)
         return cls._fitted(matrix, energy_ref)
 
     @classmethod
@@ -132,6 +136,7 @@ class Subspace:
         leading = torch.linalg.eigh(correlation).eigenvectors[:, -k:]
         with torch.autocast(leading.device.type, enabled=False):
             matrix = leading @ leading.T
+        hints.about_empty(correlation.trace())
         return cls._fitted(matrix, (matrix * directions).sum())
 
     @classmethod
@@ -388,13 +393,18 @@ def _gram(rows: Tensor) -> Tensor:
     """rows^T rows (D, D).
 
     It is symmetric, and on a CPU only one of its triangles is multiplied: NumPy sees that both factors are
-    one array and calls syrk of its BLAS, which torch does not offer.
+    one array and calls syrk of its BLAS, which torch does not offer. NumPy is not needed: a torch that was
+    installed without it multiplies both triangles.
     """
     if rows.device.type != "cpu":
         return rows.T @ rows
-    array = rows.numpy()
-    with np.errstate(all="ignore"):  # values that are not finite are refused later, on all ranks together
-        return torch.from_numpy(array.T @ array)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # non-finite values are refused later, on all ranks together
+            array = rows.numpy()
+            return torch.from_numpy(array.T @ array)
+    except (RuntimeError, FloatingPointError):  # no NumPy; or np.seterr(all="raise")
+        return rows.T @ rows
 
 
 _NON_FINITE = (

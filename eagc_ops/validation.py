@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import get_args
 
 import torch
 from torch import Tensor
 
-from eagc_ops import kernels
-from eagc_ops.kernels import Anchor, Coordination, Execution, Tau
-from eagc_ops.subspace import Subspace
+from . import kernels
+from .kernels import Anchor, Coordination, Execution, Tau
+from .subspace import Subspace
 
 
 def check_settings(settings: Coordination) -> None:
@@ -26,9 +25,6 @@ def check_settings(settings: Coordination) -> None:
 
 def checked_execution(impl: str, precision: str) -> Execution:
     """The record of both choices; `check_call` checks that the device supports them."""
-    if impl == "reference":  # its name up to version 0.1
-        warnings.warn('impl="reference" is deprecated; use impl="fp64"', DeprecationWarning, stacklevel=3)
-        impl = "fp64"
     execution = Execution(impl, precision)  # type: ignore[arg-type]
     kernels.check_execution(execution)
     return execution
@@ -118,16 +114,30 @@ def _check_features(z: Tensor) -> None:
 
 def _check_mask(mask: Tensor, z: Tensor) -> None:
     if mask.dtype != torch.bool:
-        raise TypeError(f"mask must be torch.bool (True = labelled), got {mask.dtype}: pass mask.bool()")
+        raise TypeError(f"mask must be torch.bool (True = labelled), got {mask.dtype}: {_as_a_mask(mask)}")
     rows = z.shape[:-1]
     if mask.shape != rows:
         hint = ""
-        if mask.numel() * 2 == rows.numel():
+        if len(rows) > mask.ndim and rows[: mask.ndim] == mask.shape:
+            index = ", ".join([":"] * mask.ndim + ["None"] * (len(rows) - mask.ndim))
+            shape = ", ".join(map(str, rows))
+            hint = f"; for views in further dimensions pass mask[{index}].expand({shape})"
+        elif mask.numel() * 2 == rows.numel():
             hint = "; it has half the rows: for two views per image, one after the other, pass mask.repeat(2)"
         raise ValueError(
             f"mask has shape {tuple(mask.shape)} but z has rows {tuple(rows)}: pass one value for each row "
             f"of z{hint}"
         )
+
+
+def _as_a_mask(mask: Tensor) -> str:
+    """How to make a mask of what was passed: -1 for "no label" must not become True."""
+    if mask.dtype.is_floating_point or mask.dtype.is_complex:
+        return "pass True for labelled rows and False for the others"
+    known = not torch.compiler.is_compiling() and mask.device.type != "meta"
+    if known and ((mask == 0) | (mask == 1)).all():
+        return "pass mask.bool()"
+    return "these look like labels, so pass labels >= 0 if unlabelled rows have -1 (.bool() would be wrong)"
 
 
 def _check_reference_features(z_ref: Tensor, z: Tensor) -> None:

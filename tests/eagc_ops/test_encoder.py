@@ -16,6 +16,7 @@ from timm.models.vision_transformer import (
     ResPostBlock,
 )
 from torch import nn
+from torch._dynamo.testing import CompileCounterWithBackend
 
 from eagc_ops.encoder import AnchoredEncoder
 
@@ -139,7 +140,7 @@ def test_gradients_agree_to_fp64_precision():
         full = frozen_copy(vit, 3)
         x, weight = images().double(), torch.randn(6, D).double()
         (full(x) * weight).sum().backward()
-        (AnchoredEncoder(vit, 3)(x)[0] * weight).sum().backward()
+        (AnchoredEncoder(vit, 3, reference=False)(x)[0] * weight).sum().backward()
         for got, want in zip(vit.blocks[3].parameters(), full.blocks[3].parameters(), strict=True):
             assert (got.grad - want.grad).abs().max() <= 1e-12 * max(1.0, want.grad.abs().max().item())
 
@@ -217,24 +218,38 @@ def saved_storages(function, smallest):
     return output, kept
 
 
-def test_token_tensor_of_the_norm_is_not_kept_for_backward():
-    """Of all (B, N, D) tensors only norm1's input and output are kept: no queries, keys or values, nothing of
-    the final norm.
-    """
+def test_one_tensor_of_all_tokens_is_kept_for_backward():
+    """Of all (B, N, D) tensors only the normalised tokens: no input of a norm, no queries, keys or values."""
     vit = make_vit()
     encoder = AnchoredEncoder(vit, 3)
     encoder.set_reference()
     tokens = encoder.trunk(images(rows=32))
-    seen = {}
-    vit.blocks[3].norm1.register_forward_hook(
-        lambda _, args, output: seen.update(x=args[0].data_ptr(), normed=output.data_ptr())
-    )
     size = tokens.numel() * tokens.element_size()
     assert size > 4 * max(
         p.numel() for p in vit.blocks[3].parameters()
     )  # a weight cannot be mistaken for a token tensor
     _output, kept = saved_storages(lambda: encoder(tokens), size)
-    assert set(kept) == set(seen.values())
+    (only,) = kept.values()
+    normalised = nn.functional.layer_norm(tokens, (D,), eps=vit.blocks[3].norm1.eps)
+    assert list(only.untyped_storage()) == list(normalised.untyped_storage())
+
+
+def test_backward_forms_no_gradient_of_all_tokens():
+    """From a frozen trunk nothing of N tokens is trained, so every gradient is smaller."""
+    encoder = AnchoredEncoder(make_vit(), 3, reference=False)
+    tokens = encoder.trunk(images(rows=32))
+    z, _ = encoder(tokens)
+    sizes, visited, left = [], set(), [z.grad_fn]
+    while left:
+        node = left.pop()
+        if node is not None and node not in visited:
+            visited.add(node)
+            node.register_hook(
+                lambda inputs, outputs: sizes.extend(t.numel() for t in (*inputs, *outputs) if t is not None)
+            )
+            left += [following for following, _ in node.next_functions]
+    z.square().sum().backward()
+    assert len(sizes) > 20 and max(sizes) < tokens.numel()
 
 
 @pytest.mark.parametrize("cls_only", [True, False])
@@ -259,7 +274,7 @@ def test_gradient_reaches_the_pixels_through_the_frozen_trunk():
     x = images().requires_grad_()
     weight = torch.randn(6, D)
     (want,) = torch.autograd.grad((full(x) * weight).sum(), x)
-    encoder = AnchoredEncoder(vit, 3)
+    encoder = AnchoredEncoder(vit, 3, reference=False)
     (got,) = torch.autograd.grad((encoder(x, pixel_grad=True)[0] * weight).sum(), x)
     assert relative(got, want) <= 1e-5
     vit.set_grad_checkpointing()
@@ -285,7 +300,7 @@ def test_train_eval_and_no_grad_agree(cls_only):
 
 
 def test_tokens_stand_for_images():
-    encoder = AnchoredEncoder(make_vit(), 3)
+    encoder = AnchoredEncoder(make_vit(), 3, reference=False)
     x = images()
     z, nothing = encoder(encoder.trunk(x))
     assert torch.equal(z, encoder(x)[0])
@@ -328,7 +343,7 @@ def test_bfloat16_model():
     vit = make_vit()
     exact = copy.deepcopy(vit).double()(images().double())
     whole = copy.deepcopy(vit).bfloat16()(images().bfloat16())
-    z = AnchoredEncoder(vit.bfloat16(), 3)(images().bfloat16())[0]
+    z = AnchoredEncoder(vit.bfloat16(), 3, reference=False)(images().bfloat16())[0]
     assert z.dtype == torch.bfloat16
     assert (z.double() - exact).norm() <= 1.5 * (whole.double() - exact).norm()
 
@@ -347,6 +362,8 @@ def test_reference_is_a_frozen_copy():
     encoder = AnchoredEncoder(vit, 3)
     with pytest.raises(RuntimeError, match="set_reference"):
         encoder.anchor(encoder.trunk(images()))
+    with pytest.raises(RuntimeError, match=r"z_ref = None would switch the anchor off.*reference=False"):
+        encoder(images())
     encoder.set_reference()
     before = encoder(images())[1]
     with torch.no_grad():
@@ -360,7 +377,7 @@ def test_reference_is_a_frozen_copy():
 def test_tail_state_travels():
     """Tail of a trained model -> reference of another encoder, and -> its student (a warm start)."""
     vit = make_vit()
-    trained = AnchoredEncoder(perturbed(vit, 2), 2)
+    trained = AnchoredEncoder(perturbed(vit, 2), 2, reference=False)
     state = trained.tail_state()
     assert {name.split(".")[1] for name in state} == {"2", "3"}
     encoder = AnchoredEncoder(vit, 2, reference=state)
@@ -461,7 +478,7 @@ def test_reference_with_another_trunk_is_refused(change, error):
 
 
 def test_trunk_that_is_not_frozen_is_refused():
-    encoder = AnchoredEncoder(make_vit(), 2)
+    encoder = AnchoredEncoder(make_vit(), 2, reference=False)
     encoder.vit.blocks[1].mlp.fc2.bias.requires_grad_()
     with pytest.raises(RuntimeError, match=r"vit.blocks.1.mlp.fc2.bias requires grad.*frozen trunk"):
         encoder(images())
@@ -474,7 +491,7 @@ def test_foreign_blocks_are_refused_and_work_whole(block_fn):
     vit = make_vit(block_fn=block_fn)
     with pytest.raises(TypeError, match=rf"vit.blocks.3 \(timm.*{block_fn.__name__}\).*cls_only=False"):
         AnchoredEncoder(vit, 3)
-    z = AnchoredEncoder(vit, 3, cls_only=False)(images())[0]
+    z = AnchoredEncoder(vit, 3, reference=False, cls_only=False)(images())[0]
     assert torch.equal(z, copy.deepcopy(vit)(images()))
 
 
@@ -557,9 +574,9 @@ def test_other_vits_are_refused():
         AnchoredEncoder(make_vit())
 
 
-@pytest.mark.parametrize("path", ["", ".attn", ".attn.qkv"])
+@pytest.mark.parametrize("path", ["", ".norm1", ".attn", ".attn.qkv"])
 def test_hooks_that_would_not_run_are_refused(path):
-    encoder = AnchoredEncoder(make_vit(), 3)
+    encoder = AnchoredEncoder(make_vit(), 3, reference=False)
     handle = encoder.vit.get_submodule(f"blocks.3{path}").register_forward_hook(lambda *_: None)
     with pytest.raises(RuntimeError, match="hook"):
         encoder(images())
@@ -577,3 +594,25 @@ def test_import_needs_no_timm():
     )
     result = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert "eagc-ops[train]" in result.stdout
+
+
+@pytest.mark.parametrize("cls_only", [True, False])
+def test_compiled_blocks_give_the_same_and_equal_ones_share_a_graph(cls_only):
+    vit, x, rows = make_vit(), images(), torch.tensor([0, 3])
+    plain, compiled = (AnchoredEncoder(copy.deepcopy(vit), 2, cls_only=cls_only) for _ in range(2))
+    reference = perturbed(vit, 2)
+    for encoder in (plain, compiled):
+        encoder.set_reference(reference)
+    torch.compiler.reset()
+    counter = CompileCounterWithBackend("aot_eager")
+    before = set(compiled.state_dict())
+    compiled.compile(backend=counter)
+    assert set(compiled.state_dict()) == before
+    gradients = []
+    for encoder in (plain, compiled):
+        z, z_ref = encoder(x, rows)
+        z.square().sum().backward()
+        gradients.append([z.detach(), z_ref[rows], *(p.grad for p in encoder.tail.parameters())])
+    for ours, theirs in zip(*gradients):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-4)
+    assert 0 < counter.frame_count < 6  # blocks that run: two each of trunk, student and reference

@@ -7,8 +7,7 @@ import torch
 from operator_cases import SETTINGS, assert_close_to_oracle, assert_exercised, make_case
 from torch.utils._pytree import tree_leaves
 
-import eagc_ops.functional
-from eagc_ops import EAGC, Subspace, autograd, eagc_op
+from eagc_ops import EAGC, Subspace, autograd, eagc_op, hints
 from eagc_ops.kernels import Execution
 
 pytestmark = pytest.mark.usefixtures("poisoned_memory")
@@ -59,7 +58,7 @@ def test_backward_is_the_formula_with_an_energy_in_a_basis():
 
 
 def test_three_positional_arguments_work_and_warn_once(impl, monkeypatch):
-    monkeypatch.setattr(eagc_ops.functional, "_warned", False)
+    monkeypatch.setattr(hints, "said", set())
     case = make_case(60, 16)
     z = case.z.clone().requires_grad_()
     with pytest.warns(UserWarning, match="estimates the subspace from the labelled rows"):
@@ -233,7 +232,7 @@ def test_memory_kept_for_backward_is_the_inputs(way):
         "function": lambda: eagc_op(*inputs, subspace),
         "token": lambda: module(*inputs, return_token=True)[0],
         "loss_scale": lambda: module(*inputs, loss_scale=torch.tensor(2.0)),
-        "count": lambda: autograd.coordinate(
+        "count": lambda: autograd.attach(
             case.inputs._replace(z=z, matrix=matrix, labelled=torch.tensor(3.0)), SETTINGS, Execution()
         ),
     }
@@ -256,6 +255,28 @@ def test_functorch_grad_is_coordinated_too():
     case = make_case()
     loss = lambda z: (eagc_op(z, case.z_ref, case.mask, subspace_of(case)) * case.g).sum()  # noqa: E731
     assert torch.equal(torch.func.grad(loss)(case.z), gradient(case))
+
+
+def test_functorch_vjp_is_coordinated_too(impl):
+    """Its backward runs when the transform has ended."""
+    case = make_case()
+    call = lambda z: eagc_op(z, case.z_ref, case.mask, subspace_of(case), impl=impl)  # noqa: E731
+    assert torch.equal(torch.func.vjp(call, case.z)[1](case.g)[0], gradient(case, impl))
+
+
+@pytest.mark.parametrize("basis", [False, True])
+@pytest.mark.parametrize("rows", [40, 600])
+def test_lambda_p_zero_is_the_identity_on_unlabelled_rows_whatever_they_hold(impl, rows, basis):
+    """An infinite z has no energy, and 0 times a NaN is NaN."""
+    case = make_case(rows, 24, basis=basis)
+    expected = gradient(case, impl, lambda_p=0.0)
+    unlabelled = (~case.mask).nonzero().flatten()
+    case.z[unlabelled[0]], case.z[unlabelled[-1]] = torch.inf, torch.nan
+    out = gradient(case, impl, lambda_p=0.0)
+    assert torch.equal(out[~case.mask], case.g[~case.mask]) and torch.equal(out, expected)
+    assert gradient(case, impl)[unlabelled[0]].isnan().all()  # the control
+    case.g[unlabelled[1]] = torch.inf
+    assert torch.equal(gradient(case, impl, lambda_p=0.0)[~case.mask], case.g[~case.mask])
 
 
 def test_gradient_arriving_at_the_output_is_not_written_to(impl):
@@ -289,7 +310,22 @@ class TestErrors:
             (
                 {"mask": lambda c: c.mask.long()},
                 TypeError,
-                r"mask must be torch.bool .*, got torch.int64: pass mask.bool\(\)",
+                r"mask must be torch.bool .*, got torch.int64: pass mask.bool\(\)$",
+            ),
+            (  # labels with -1 for "none", of which .bool() would make labelled rows
+                {"mask": lambda c: torch.where(c.mask, 3, -1)},
+                TypeError,
+                r"got torch.int64: these look like labels, so pass labels >= 0 if unlabelled rows have -1",
+            ),
+            (
+                {"mask": lambda c: c.mask.float()},
+                TypeError,
+                "got torch.float32: pass True for labelled rows and False for the others",
+            ),
+            (
+                {"z": lambda c: c.z.view(20, 2, 24), "mask": lambda c: c.mask[:20], "z_ref": lambda c: None},
+                ValueError,
+                r"mask has shape \(20,\) but z has rows \(20, 2\).*views.*mask\[:, None\].expand\(20, 2\)",
             ),
             (
                 {"mask": lambda c: c.mask.tolist()},
@@ -431,6 +467,18 @@ class TestErrors:
                 case.z.expand(3, 40, 24)
             )
 
+    @pytest.mark.parametrize("transform", ["jacrev", "jacfwd", "hessian"])
+    def test_jacobians(self, transform):
+        """In words of ours, and without harm to the calls that follow."""
+        case = make_case()
+        call = lambda z: eagc_op(z, case.z_ref, case.mask, subspace_of(case))  # noqa: E731
+        function = call if transform != "hessian" else lambda z: call(z).square().sum()
+        words = "no Jacobian" if transform == "jacrev" else "no forward-mode derivative"
+        with pytest.raises(NotImplementedError, match=f"{words}.*of the model without the operator"):
+            getattr(torch.func, transform)(function)(case.z)
+        loss = lambda z: (call(z) * case.g).sum()  # noqa: E731
+        assert torch.equal(torch.func.grad(loss)(case.z), gradient(case))
+
     def test_in_place_on_the_output(self):
         case = make_case()
         z = case.z.clone().requires_grad_() * 1.0
@@ -450,15 +498,6 @@ class TestErrors:
                 eagc_op(z, case.z_ref, case.mask, subspace_of(case))
         finally:
             dist.destroy_process_group()
-
-
-def test_the_old_name_of_the_fp64_formulas_is_accepted_with_a_warning():
-    case = make_case()
-    with pytest.warns(DeprecationWarning, match='impl="reference" is deprecated; use impl="fp64"'):
-        old = gradient(case, impl="reference")
-    assert torch.equal(old, gradient(case, impl="fp64"))
-    with pytest.warns(DeprecationWarning, match="fp64"):
-        assert EAGC(subspace_of(case), impl="reference").impl == "fp64"
 
 
 def test_defaults_are_the_papers():

@@ -41,7 +41,9 @@ def test_wheel_holds_every_room_under_one_name(tmp_path):
         "eagc_ops/bench/hooks.py",
         "eagc_ops/training/report/templates/base.html.j2",
         "eagc_ops/training/report/templates/section.html.j2",
-        "eagc_ops/training/paper/templates/table.html.j2",
+        "eagc_ops/discovery/templates/discovered.html.j2",
+        "eagc_ops/evidence/templates/probe.html.j2",
+        "eagc_ops/evidence/paper/templates/table.html.j2",
     ):
         assert name in names
     unpacked = tmp_path / "site"
@@ -97,18 +99,18 @@ assert AnchoredEncoder and Subspace and "torch" in sys.modules
 def test_a_clone_that_is_not_installed_says_what_to_do(tmp_path):
     (tmp_path / "eagc_ops").symlink_to(ROOT / "eagc_ops")
     finders = "[f for f in sys.meta_path if 'editable' not in repr(f).lower()]"
-    code = f"import sys; sys.meta_path = {finders}; import eagc_ops"
+    code = f"import sys; sys.meta_path = {finders}; from eagc_ops import EAGC"
     ran = python("-c", code, cwd=tmp_path)
     assert ran.returncode != 0
     assert "found without its sub-packages" in ran.stderr and "pip install -e ." in ran.stderr
 
 
 def test_command_line_lists_its_commands_and_refuses_others():
-    ran = python("-m", "eagc_ops.cli", "--help")
+    ran = python("-m", "eagc_ops.app.cli", "--help")
     assert ran.returncode == 0
     for command in ("selftest", "bench", "env"):
         assert re.search(rf"^  {command} ", ran.stdout, re.MULTILINE)
-    ran = python("-m", "eagc_ops.cli", "fly")
+    ran = python("-m", "eagc_ops.app.cli", "fly")
     assert (
         ran.returncode == 2
         and ran.stderr.startswith("eagc: unknown command 'fly'")

@@ -82,10 +82,10 @@ def test_grad_scaler_and_autocast(way):
     case = make_case(32, 12)
     encoder, head = nn.Linear(12, 12), nn.Linear(12, 5)
     eagc = EAGC(Subspace(case.matrix, case.energy_ref), lambda_a=50.0)
-    optimiser = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1)
+    optimizer = torch.optim.SGD([*encoder.parameters(), *head.parameters()], lr=0.1)
 
     def grad(scaler, autocast, **options):
-        optimiser.zero_grad()
+        optimizer.zero_grad()
         scale = scaler.scale(torch.ones(()))
         with torch.autocast("cpu", torch.bfloat16, enabled=autocast):
             z = encoder(case.z)
@@ -95,7 +95,7 @@ def test_grad_scaler_and_autocast(way):
                 z, token = eagc(z, case.z_ref, case.mask, loss_scale=scale), 0
             loss = head(z).float().square().mean() + token
         scaler.scale(loss).backward()
-        scaler.unscale_(optimiser)
+        scaler.unscale_(optimizer)
         return encoder.weight.grad.clone()
 
     on = {"init_scale": 2.0**16, "enabled": True}

@@ -13,10 +13,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagc_ops import kernels
-from eagc_ops.kernels import Implementation
-from eagc_ops.module import EAGC
-from eagc_ops.subspace import Subspace
+from .. import kernels
+from ..kernels import Implementation
+from ..module import EAGC
+from ..subspace import Subspace
 
 ROWS, DIM = 255, 96  # rows % 4 != 0, so that no buffer of a row's values is aligned by luck
 ROUNDS = 20

@@ -7,11 +7,13 @@ from dataclasses import replace
 import pytest
 import torch
 
-from eagc_ops import kernels, scenarios, selftest, selftest_command
+from eagc_ops import kernels
 from eagc_ops.kernels import Coordination, Inputs, torch_path
+from eagc_ops.selftest import command as selftest_command
+from eagc_ops.selftest import scenarios, selftest
 
 CPU = torch.device("cpu")
-coordinate, labelled_energy = torch_path.coordinate, torch_path.labelled_energy
+coordinate, labelled_energy = torch_path.compute, torch_path.labelled_energy
 
 
 @pytest.fixture
@@ -22,7 +24,7 @@ def results(monkeypatch):
     monkeypatch.setattr(selftest, "SMALL_SHAPES", ((1, 1), (7, 33), (48, 64)))
 
     def run(function=coordinate, energy=labelled_energy):
-        monkeypatch.setattr(torch_path, "coordinate", function)
+        monkeypatch.setattr(torch_path, "compute", function)
         monkeypatch.setattr(torch_path, "labelled_energy", energy)
         found = [
             r for r in selftest.run(CPU, 2) if r.impl == "torch" and not (r.rows == 1 and r.labelled == 0.5)
@@ -230,12 +232,12 @@ def test_the_triton_kernels_pass(capsys, monkeypatch):
 def test_a_wrong_triton_launch_fails(monkeypatch, dropped):
     from eagc_ops.kernels import launch
 
-    right = launch.coordinate
+    right = launch.run
 
-    def wrong(g, inputs, *rest):
-        return right(g, inputs._replace(**{dropped: None}), *rest)
+    def wrong(g, inputs, *rest, **named):
+        return right(g, inputs._replace(**{dropped: None}), *rest, **named)
 
-    monkeypatch.setattr(launch, "coordinate", wrong)
+    monkeypatch.setattr(launch, "run", wrong)
     forms = ("default", "scaled") if dropped == "z_ref" else ("scaled",)
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
         for form in forms:

@@ -11,11 +11,11 @@ import contextlib
 import json
 from typing import TYPE_CHECKING
 
-from eagc_ops.console import Parser, bar, command, say, whole_number
-from eagc_ops.environment import describe
+from ..app.console import Parser, bar, command, say, whole_number
+from ..app.environment import describe
 
 if TYPE_CHECKING:
-    from eagc_ops.selftest import Result
+    from .selftest import Result
 
 
 @command("eagc selftest")
@@ -30,7 +30,8 @@ def main(argv: list[str]) -> int:
 
     import torch  # it takes seconds: --help and wrong options do not wait for it
 
-    from eagc_ops import kernels, scenarios, selftest
+    from .. import kernels
+    from . import scenarios, selftest
 
     chosen = arguments.device or ("cuda" if torch.cuda.is_available() else "cpu")
     try:

@@ -7,8 +7,8 @@ import subprocess
 
 import pytest
 
-from eagc_ops import environment
-from eagc_ops.cli import main
+from eagc_ops.app import environment
+from eagc_ops.app.cli import main
 
 
 def test_versions_are_those_installed(monkeypatch):
@@ -23,8 +23,8 @@ def test_versions_are_those_installed(monkeypatch):
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """A repository with one commit, in which the package seems to stand."""
-    (tmp_path / "eagc_ops").mkdir()
-    file = tmp_path / "eagc_ops" / "environment.py"
+    file = tmp_path / "eagc_ops" / "app" / "environment.py"
+    file.parent.mkdir(parents=True)
     file.write_text("1")
     identity = ["-c", "user.name=n", "-c", "user.email=e"]
 
@@ -54,7 +54,7 @@ def test_changes_are_marked(clone):
 
 
 def test_a_wheel_inside_a_repository_has_no_commit(clone, monkeypatch):
-    installed = clone[0].parent / "site-packages" / "eagc_ops"
+    installed = clone[0].parent / "site-packages" / "eagc_ops" / "app"
     installed.mkdir(parents=True)
     monkeypatch.setattr(environment, "__file__", str(installed / "environment.py"))
     assert environment.commit() is None

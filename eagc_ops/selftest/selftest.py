@@ -14,10 +14,10 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from eagc_ops import kernels
-from eagc_ops.console import bar
-from eagc_ops.kernels import Coordination, Execution, Implementation, Inputs, Precision, formulas
-from eagc_ops.subspace import Subspace, solve_conceptor
+from .. import kernels
+from ..app.console import bar
+from ..kernels import Coordination, Execution, Implementation, Inputs, Precision, formulas
+from ..subspace import Subspace, solve_conceptor
 
 LAMBDA_P = 3.0  # the largest of the released scripts: the projection is as large as the gradient
 MOMENTUM = 0.5  # of the running Ebar: the old value and the batch have equal weight
@@ -141,7 +141,7 @@ def cases(device: torch.device, *, full: bool = False, races: bool = False) -> I
 
 def compile_kernels(chosen: Iterable[Case], device: torch.device, shown: bool) -> None:
     """Compile the kernels of all cases side by side; one that does not compile fails in its case."""
-    from eagc_ops.kernels import launch
+    from ..kernels import launch
 
     workers = os.cpu_count() or 1
     with launch.compiling(workers) as compilations:
@@ -155,8 +155,8 @@ def compile_kernels(chosen: Iterable[Case], device: torch.device, shown: bool) -
             inputs = Inputs(z, z if form.anchored else None, mask, matrix, one, scale, labelled)
             if form.basis:
                 inputs = inputs._replace(basis=matrix, weights=matrix[0])
-            launch.coordinate(z, inputs, form.settings, case.precision)
-            launch.labelled_energy(inputs, MOMENTUM, case.precision, update=True)
+            launch.run(z, inputs, form.settings, case.precision)
+            launch.run_labelled_energy(inputs, MOMENTUM, case.precision, update=True)
         number = len(compilations)
         if shown:
             print(
@@ -235,7 +235,7 @@ def measure(case: Case, device: torch.device, repeats: int) -> tuple[float, bool
     """
     g, inputs, settings = make_inputs(case)
     wide = inputs.rounded(case.matrix_dtype).widened(torch.float64)
-    exact = formulas.coordinate(g.double(), wide, settings).gradient
+    exact = formulas.coordinated(g.double(), wide, settings).gradient
     exact_sums = formulas.labelled_energy(wide)
     exact_ref = formulas.updated_energy_ref(wide.energy_ref, exact_sums, MOMENTUM)
     execution = Execution(case.impl, case.precision)

@@ -14,20 +14,31 @@ import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
-from typing import Any, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn, TypeVar
 
-from eagc_ops import interrupts
-from eagc_ops.files import DiskFullError
+from . import interrupts
+from .files import DiskFullError
+
+if TYPE_CHECKING:
+    from tqdm import tqdm
 
 Main = Callable[[list[str]], int]
 T = TypeVar("T")
+N = TypeVar("N", int, float)
 
 
 class Parser(argparse.ArgumentParser):
     """An ArgumentParser without abbreviations, whose errors are one line and name the nearest option."""
 
+    completer: ClassVar[Callable[[argparse.ArgumentParser], None] | None] = None
+
     def __init__(self, **settings: Any) -> None:
         super().__init__(allow_abbrev=False, **settings)
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        if Parser.completer is not None:  # a shell asks for completions: the answer ends the process
+            Parser.completer(self)
+        return super().parse_args(args, namespace)
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> Any:
         # argparse also calls this on a sub-command's parser, so each parser refuses its own unknown options.
@@ -71,6 +82,8 @@ def command(name: str, words: Callable[[Exception], str] = str) -> Callable[[Mai
                     return _fail(name, error, 1)
                 except DiskFullError as error:
                     return _fail(name, f"{error}, then go on: {interrupts.how_to_go_on()}", 2)
+                except BrokenPipeError:
+                    raise  # `cli` knows whose it is
                 except Exception as error:
                     if not interrupts.seen():
                         if not is_for_the_user(error):
@@ -95,7 +108,21 @@ def path(text: str) -> Path:
     """
     if not text.strip():
         raise argparse.ArgumentTypeError("is empty: name a path, or leave the option out")
-    return Path(text)
+    return Path(text).expanduser()  # a shell leaves the ~ of --output=~/runs as it is
+
+
+def plain_number(kind: type[N], text: str) -> N:
+    """The number that `text` writes in ASCII digits; a ValueError for the other ways that Python reads.
+
+    >>> plain_number(int, "1000")
+    1000
+    >>> plain_number(int, "1_000")
+    Traceback (most recent call last):
+    ValueError: 1_000
+    """
+    if "_" in text or not text.isascii():
+        raise ValueError(text)
+    return kind(text)
 
 
 def whole_number(
@@ -113,7 +140,7 @@ def whole_number(
 
     def read(text: str) -> int:
         try:
-            value = int(text)
+            value = plain_number(int, text)
         except ValueError:  # no number, or one of thousands of digits
             value = least - 1
         if value > most:
@@ -179,3 +206,14 @@ def is_for_the_user(error: BaseException) -> bool:
 def _fail(name: str, message: object, code: int) -> int:
     print(f"{name}: {one_line(message)}", file=sys.stderr)
     return code
+
+
+def progress_bar(*args: Any, shown: bool = True, **settings: Any) -> tqdm:
+    """A tqdm bar that can be hidden, for all but one of several processes.
+
+    `disable` is passed only to hide the bar: disable=False would override TQDM_DISABLE, with which `run_jobs`
+    silences its processes.
+    """
+    from tqdm import tqdm  # commands without a bar do not need it
+
+    return tqdm(*args, **settings, **({} if shown else {"disable": True}))

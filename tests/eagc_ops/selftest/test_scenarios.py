@@ -8,7 +8,8 @@ import functools
 import pytest
 import torch
 
-from eagc_ops import kernels, scenarios
+from eagc_ops import kernels
+from eagc_ops.selftest import scenarios
 
 CPU = torch.device("cpu")
 

@@ -5,8 +5,8 @@ import warnings
 
 import pytest
 
-from eagc_ops import console
-from eagc_ops.console import Parser, command, whole_number
+from eagc_ops.app import console
+from eagc_ops.app.console import Parser, command, whole_number
 
 
 def parser():
@@ -79,6 +79,12 @@ def test_a_warning_is_one_line(capsys):
         warnings.simplefilter("always")
         assert main([]) == 0
     assert capsys.readouterr().err == "warning: two lines\n"
+
+
+def test_a_path_may_begin_with_the_home_folder(monkeypatch):
+    """A shell leaves the ~ of --output=~/runs as it is; a folder named ~ is what nobody wants to remove."""
+    monkeypatch.setenv("HOME", "/home/me")
+    assert str(console.path("~/runs")) == "/home/me/runs"
 
 
 def test_one_line():

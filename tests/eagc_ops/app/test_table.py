@@ -3,7 +3,7 @@
 import pytest
 from pages import Page
 
-from eagc_ops.table import Cell, Row, Table
+from eagc_ops.app.table import Cell, Row, Table
 
 GROUPED = Table(
     ["Method", "AGA", "All", "n", "All"],

@@ -9,9 +9,13 @@ import json
 import os
 import secrets
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+from .locks import lock, tidy
+
+Made = TypeVar("Made")
 
 
 class DiskFullError(OSError):
@@ -36,11 +40,26 @@ def atomic_write(path: Path, data: bytes | str) -> None:
         except BaseException:
             partial.unlink(missing_ok=True)  # half a file must not fill the disk
             raise
-    folder = os.open(path.parent, os.O_RDONLY)  # the rename itself must reach the disk too
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
+    if hasattr(os, "O_DIRECTORY"):  # Windows opens no folders
+        folder = os.open(path.parent, os.O_RDONLY)  # the rename itself must reach the disk too
+        try:
+            os.fsync(folder)
+        finally:
+            os.close(folder)
+
+
+def made_once(file: Path, make: Callable[[], Made]) -> Made | None:
+    """Call `make`, which writes `file`, if the file does not exist; returns what it returned, or else None.
+
+    Of several processes that need the file one makes it, and the others wait.
+    """
+    held = file.with_name(f"{file.name}.lock")
+    if file.exists():
+        tidy(held)
+        return None
+    with lock(held, file, wait=True):
+        remove_partials(file.parent, file.name)
+        return None if file.exists() else make()
 
 
 def remove_partials(folder: Path, name: str = "") -> None:
@@ -50,6 +69,26 @@ def remove_partials(folder: Path, name: str = "") -> None:
     """
     for partial in folder.glob(f"{name}*.partial"):
         partial.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def removed_if_refused(*files: Path, unless: Path) -> Iterator[None]:
+    """Remove `files` that are made here if the work is refused, unless there is already the file `unless`.
+
+    Folders that were made for them go too.
+    """
+    new = [file for file in files if not file.exists()]
+    folders = [folder for file in new for folder in file.absolute().parents if not folder.exists()]
+    try:
+        yield
+    except (ValueError, OSError):  # as every error about a setting, a place or a download is
+        if not unless.exists():
+            with contextlib.suppress(OSError):
+                for file in new:
+                    file.unlink(missing_ok=True)
+                for folder in folders:  # the innermost first; one that holds more stays
+                    folder.rmdir()
+        raise
 
 
 @contextlib.contextmanager

@@ -1,6 +1,6 @@
 """Locks between processes: a file that its holder keeps locked, and that names the holder.
 
-The kernel drops the lock when the holder ends, however it ends, so a killed command leaves nothing stuck.
+The system drops the lock when the holder ends, however it ends, so a killed command leaves nothing stuck.
 """
 
 from __future__ import annotations
@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import datetime
 import errno
-import fcntl
 import json
 import os
 import shlex
@@ -19,11 +18,12 @@ import warnings
 from collections.abc import Iterator
 from pathlib import Path
 
+from . import byte_lock
+
 _NO_LOCKS = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP)  # answers of file systems without locks
 _ATTEMPTS = 100  # to make a folder that others remove at the same time; below /proc nobody can make one
 _NAMED_WITHIN = 0.5  # seconds after which a holder that has not written its name has no disk for it
-# POSIX locks belong to a process, not to its children, and closing any descriptor of the file drops them: a
-# process must not open the file twice.
+# Files that this process has locked: it must not open them a second time.
 _held: set[Path] = set()
 
 
@@ -50,9 +50,12 @@ def lock(file: Path, what: object, *, wait: bool = False) -> Iterator[None]:
         yield
     finally:
         _held.discard(file)
+        if not byte_lock.UNLINK_FIRST:
+            os.close(descriptor)
         with contextlib.suppress(OSError):
-            file.unlink()  # before the lock is dropped: nobody else can hold this file
-        os.close(descriptor)
+            file.unlink()
+        if byte_lock.UNLINK_FIRST:
+            os.close(descriptor)
         with contextlib.suppress(OSError):
             for folder in made:  # the innermost first
                 folder.rmdir()
@@ -78,7 +81,8 @@ def _take(file: Path, what: object, wait: bool) -> int | None:
         raise
     with contextlib.suppress(OSError):  # a full disk: the lock holds without a name
         os.ftruncate(descriptor, 0)
-        os.pwrite(descriptor, json.dumps(_me()).encode(), 0)
+        os.lseek(descriptor, 0, os.SEEK_SET)
+        os.write(descriptor, json.dumps(_me()).encode())
     return descriptor
 
 
@@ -97,26 +101,24 @@ def _open(file: Path) -> int:
 
 def _lock(descriptor: int, file: Path, what: object, wait: bool) -> None:
     try:
-        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError as error:
-        if error.errno in _NO_LOCKS:
-            warnings.warn(
-                f"{file.parent} is on a file system without locks: do not start two commands on it",
-                stacklevel=5,
-            )
+        if byte_lock.take(descriptor):
             return
-        if error.errno not in (errno.EACCES, errno.EAGAIN):
+    except OSError as error:
+        if error.errno not in _NO_LOCKS:
             raise
-        holder = _holder_soon(descriptor)
-        text = "process {pid} on {host} since {since} ({command})".format(**holder) if holder else "another"
-        if not wait:
-            raise InUseError(
-                f"{what} is in use by {text}: wait until it has ended, or choose a different folder"
-            ) from error
-        # The processes of one run share their work silently.
-        if _run() is None or holder.get("run") != _run():
-            print(f"waiting for {what}: in use by {text}", file=sys.stderr, flush=True)
-        fcntl.lockf(descriptor, fcntl.LOCK_EX)
+        warnings.warn(
+            f"{file.parent} is on a file system without locks: do not start two commands on it",
+            stacklevel=5,
+        )
+        return
+    holder = _holder_soon(descriptor)
+    text = "process {pid} on {host} since {since} ({command})".format(**holder) if holder else "another"
+    if not wait:
+        raise InUseError(f"{what} is in use by {text}: wait until it has ended, or choose a different folder")
+    # The processes of one run share their work silently.
+    if _run() is None or holder.get("run") != _run():
+        print(f"waiting for {what}: in use by {text}", file=sys.stderr, flush=True)
+    byte_lock.take(descriptor, wait=True)
 
 
 def _is(descriptor: int, file: Path) -> bool:
@@ -153,8 +155,9 @@ def _holder_soon(descriptor: int) -> dict[str, str | int | None]:
 
 def _holder(descriptor: int) -> dict[str, str | int | None]:
     """What `_me` of the holder wrote; {} if it has the lock, and has not written its name yet."""
+    os.lseek(descriptor, 0, os.SEEK_SET)
     try:
-        holder = json.loads(os.pread(descriptor, 1 << 16, 0))
+        holder = json.loads(os.read(descriptor, 1 << 16))
     except ValueError:
         return {}
     return holder if isinstance(holder, dict) and holder.keys() == _me().keys() else {}

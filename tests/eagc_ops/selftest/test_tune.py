@@ -8,7 +8,7 @@ from typing import get_args
 import pytest
 import torch
 
-from eagc_ops import tune, tune_command
+from eagc_ops.selftest import tune, tune_command
 
 pytest.importorskip("triton", reason="Triton has no wheels for this platform")
 
@@ -83,7 +83,7 @@ def test_the_fastest_tile_is_kept_and_launched(monkeypatch):
     (entry,) = json.loads(path.read_text()).values()
     assert Tile(*(entry[field] for field in Tile._fields)) == found.best
     assert (entry["seconds"], entry["table_seconds"], entry["rows"]) == (1.0, 4.0, 20)
-    assert launch._tile(torch.empty(20, 32), "auto", None, basis=False) == found.best != found.table
+    assert launch._tile(torch.empty(20, 32), "auto", None, False, "interpreter") == found.best != found.table
     # A second shape joins the first.
     tune.keep(tune.Shape(300, 32, "fp32"), CPU, found)
     assert len(json.loads(path.read_text())) == 2
@@ -91,7 +91,7 @@ def test_the_fastest_tile_is_kept_and_launched(monkeypatch):
 
 @pytest.mark.interpreter
 def test_a_wrong_or_failing_tile_is_never_chosen(monkeypatch):
-    right = launch.coordinate
+    right = launch.run
     table = pick("interpreter", 20, 32, torch.float32)
     others = [tile for tile in tune.candidates(SHAPE) if tile != table][:2]
 
@@ -103,7 +103,7 @@ def test_a_wrong_or_failing_tile_is_never_chosen(monkeypatch):
             out.gradient[3, 3] += 0.1
         return out
 
-    monkeypatch.setattr(launch, "coordinate", faulty)
+    monkeypatch.setattr(launch, "run", faulty)
     found = tune.search(SHAPE, CPU, lambda run: 1.0, lambda *_: [table, *others])
     assert list(found.seconds) == [table]
     with pytest.raises(ValueError, match="no tile gives the right result"):

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from eagc_ops import selftest
-from eagc_ops.console import bar
-from eagc_ops.files import atomic_write
-from eagc_ops.kernels import DTYPES, Precision, formulas
+from ..app.console import bar
+from ..app.files import atomic_write
+from ..kernels import DTYPES, Precision, formulas
+from . import selftest
 
 if TYPE_CHECKING:
-    from eagc_ops.kernels.tiles import Tile
+    from ..kernels.tiles import Tile
 
 Timer = Callable[[Callable[[], Any]], float]
 
@@ -54,8 +54,8 @@ def search(
 
     `accepted(shape, architecture, tiles)` keeps the tiles that may be launched; None: the compile gate.
     """
-    from eagc_ops.kernels import launch
-    from eagc_ops.kernels.tiles import architecture, pick
+    from ..kernels import launch
+    from ..kernels.tiles import architecture, pick
 
     dtype, arch = DTYPES[shape.dtype], architecture(device)
     shape = replace(shape, precision=launch.effective(shape.precision, dtype))
@@ -64,7 +64,7 @@ def search(
     case = selftest.Case("triton", shape.precision, "default", dtype, shape.rows, shape.dim, 0.5)
     g, inputs, settings = selftest.make_inputs(case)
     wide = inputs.rounded(case.matrix_dtype).widened(torch.float64)
-    exact = formulas.coordinate(g.double(), wide, settings).gradient
+    exact = formulas.coordinated(g.double(), wide, settings).gradient
     correction = (exact - g.double()).abs().max()
     g, inputs = g.to(device), inputs.on(device)
     inputs = inputs._replace(half=inputs.matrix.to(case.matrix_dtype))
@@ -72,7 +72,7 @@ def search(
     for tile in bar((accepted or pass_the_gate)(shape, arch, tiles), "timing"):
 
         def run(tile: Tile = tile) -> torch.Tensor:
-            return launch.coordinate(g, inputs, settings, shape.precision, tile).gradient
+            return launch.run(g, inputs, settings, shape.precision, tile).gradient
 
         try:
             error = (run().cpu().double() - exact).abs().max() / correction
@@ -88,7 +88,7 @@ def search(
 
 def candidates(shape: Shape) -> Iterable[Tile]:
     """All tiles of sizes that make sense for the shape: up to twice its rows and columns."""
-    from eagc_ops.kernels.tiles import Tile
+    from ..kernels.tiles import Tile
 
     narrow = DTYPES[shape.dtype] != torch.float32 and shape.precision != "high"
     sizes = itertools.product(
@@ -109,7 +109,7 @@ def pass_the_gate(shape: Shape, arch: str, tiles: list[Tile]) -> list[Tile]:
 
     A GPU that the gate does not know is judged as its nearest older relative.
     """
-    from eagc_ops.kernels import aot
+    from ..kernels import aot
 
     known = relative(arch, aot.LIMITS)
     cases = [
@@ -130,7 +130,7 @@ def relative(arch: str, known: Iterable[str]) -> str:
     >>> [relative(arch, ("sm_80", "sm_86", "sm_100", "sm_120")) for arch in ("sm_86", "sm_89", "sm_103")]
     ['sm_86', 'sm_86', 'sm_100']
     """
-    from eagc_ops.kernels.tiles import family
+    from ..kernels.tiles import family
 
     if arch in known:
         return arch
@@ -146,7 +146,7 @@ def keep(shape: Shape, device: torch.device, found: Found) -> str:
 
     A file that cannot be read is replaced.
     """
-    from eagc_ops.kernels import launch, tuned
+    from ..kernels import launch, tuned
 
     try:
         tuned.read()
@@ -160,7 +160,7 @@ def keep(shape: Shape, device: torch.device, found: Found) -> str:
     content[key] = {**found.best._asdict(), **timed, "rows": shape.rows}
     tuned.path().parent.mkdir(parents=True, exist_ok=True)
     atomic_write(tuned.path(), json.dumps(content, indent=1))
-    tuned.forget()
+    launch.forget()
     return str(tuned.path())
 
 

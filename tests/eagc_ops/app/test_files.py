@@ -5,8 +5,8 @@ import os
 
 import pytest
 
-from eagc_ops import files
-from eagc_ops.files import DiskFullError, atomic_write, naming_full_disks, remove_partials
+from eagc_ops.app import files
+from eagc_ops.app.files import DiskFullError, atomic_write, naming_full_disks, remove_partials
 
 
 def test_two_processes_write_one_file(tmp_path):

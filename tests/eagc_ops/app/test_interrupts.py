@@ -1,15 +1,16 @@
-"""Ctrl-C inside this process, by real signals; whole commands are in tests/faults/test_ctrl_c.py."""
+"""Signals inside this process; whole commands are in tests/faults/test_ctrl_c.py."""
 
 import gc
 import os
 import signal
+import threading
 import time
 
 import pytest
 from tqdm import tqdm
 
-from eagc_ops import interrupts
-from eagc_ops.console import command
+from eagc_ops.app import interrupts
+from eagc_ops.app.console import command
 
 
 def press(number=signal.SIGINT):
@@ -115,6 +116,9 @@ def test_a_bar_that_is_being_drawn_is_not_part_of_the_line(capfd):
             super().display(*args, **options)
             press()
 
+    # tqdm does not release what it holds here: bars of other threads of this process would wait for ever.
+    Pressed.set_lock(threading.RLock())
+
     @command("eagc x")
     def main(words):
         list(Pressed(range(3)))
@@ -133,6 +137,103 @@ def test_children_do_not_hear_it(tmp_path):
             time.sleep(0.2)
             os._exit(7)
     os.kill(child, signal.SIGINT)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+
+
+@command("eagc x")
+def work(words):
+    """A step that a signal meets, and its checkpoint."""
+    with interrupts.deferred() as interrupted:
+        press(getattr(signal, words[0]))
+        assert interrupted()
+        done.append("saved")
+
+
+done: list[str] = []
+
+
+@pytest.fixture(autouse=True)
+def nothing_done():
+    done.clear()
+
+
+@pytest.mark.parametrize(("name", "code"), [("SIGINT", 130), ("SIGTERM", 143), ("SIGUSR2", 140)])
+def test_a_signal_saves_says_the_line_and_has_its_code(capsys, name, code):
+    by = "" if name == "SIGINT" else f" by {name}"
+    with interrupts.handled(["eagc", "x"]):
+        assert work([name]) == code
+    assert done == ["saved"]
+    assert capsys.readouterr().err == f"eagc x: interrupted{by}; to go on: eagc x\n"
+
+
+def test_outside_of_a_step_sigterm_ends_the_work_at_once():
+    @command("eagc x")
+    def main(words):
+        press(signal.SIGTERM)
+        time.sleep(30)
+
+    with interrupts.handled(["eagc", "x"]):
+        assert main([]) == 143
+
+
+def test_in_submitit_the_work_is_saved_then_its_handler_is_called(capsys):
+    """submitit requeues the job in its handler of SIGUSR2, and then exits."""
+
+    def requeue(number, frame):
+        done.append(f"requeued at {signal.Signals(number).name}")
+        raise SystemExit(1)
+
+    signal.signal(signal.SIGUSR2, requeue)
+    with pytest.raises(SystemExit), interrupts.handled(["eagc", "x"]):
+        work(["SIGUSR2"])
+    assert done == ["saved", "requeued at SIGUSR2"]
+    assert capsys.readouterr().err.startswith("eagc x: interrupted by SIGUSR2; to go on: ")
+
+
+def test_in_submitit_a_caller_in_python_is_saved_too():
+    """`runs.train` without the command line."""
+    signal.signal(signal.SIGUSR2, lambda number, frame: done.append("requeued"))
+
+    def step():
+        with interrupts.deferred() as interrupted:
+            press(signal.SIGUSR2)
+            assert interrupted()
+            done.append("saved")
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert done == ["saved", "requeued"]
+
+
+def test_a_handler_of_sigterm_that_was_there_stays():
+    """submitit's ignores it: Slurm sends SIGTERM before the signal that submitit waits for."""
+    signal.signal(signal.SIGTERM, lambda number, frame: done.append("bypassed"))
+    with interrupts.handled(["eagc", "x"]), interrupts.deferred() as interrupted:
+        press(signal.SIGTERM)
+        assert not interrupted()
+    assert done == ["bypassed"]
+
+
+def test_the_processes_of_a_run_stop_together():
+    """Another process has been told to end: this one ends in the same step."""
+
+    def step():
+        with interrupts.deferred(lambda number: max(number, signal.SIGTERM)) as interrupted:
+            assert interrupted()
+            done.append("saved")
+
+    with pytest.raises(KeyboardInterrupt):
+        step()
+    assert done == ["saved"]
+
+
+def test_children_do_not_hear_what_slurm_sends_to_all():
+    with interrupts.unaware_children():
+        child = os.fork()
+        if child == 0:
+            time.sleep(0.2)
+            os._exit(7)
+    os.kill(child, signal.SIGUSR2)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
 
 

@@ -1,7 +1,6 @@
 """Locks between real processes: held by the living, dropped by the dead."""
 
 import errno
-import fcntl
 import os
 import signal
 import time
@@ -9,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from eagc_ops.locks import InUseError, lock, tidy
+from eagc_ops.app.locks import InUseError, lock, tidy
 
 
 def hold(file) -> None:
@@ -60,8 +59,8 @@ def test_a_second_process_is_refused_and_told_who(tmp_path):
 
 def test_a_holder_is_named_that_writes_its_name_a_moment_later(tmp_path, monkeypatch):
     """Else the processes of one run, which share their work silently, do not know one another."""
-    write = os.pwrite
-    monkeypatch.setattr(os, "pwrite", lambda *arguments: (time.sleep(0.2), write(*arguments)))
+    truncate = os.ftruncate
+    monkeypatch.setattr(os, "ftruncate", lambda *arguments: (time.sleep(0.2), truncate(*arguments)))
     file, end = tmp_path / "lock", os.pipe()
     holder = os.fork()
     if holder == 0:
@@ -159,9 +158,9 @@ def test_a_folder_that_others_remove_is_made_again(tmp_path, monkeypatch):
 
 
 def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
-    def none(descriptor, operation):
+    def none(descriptor, operation, size):
         raise OSError(errno.ENOLCK, "No locks available")
 
-    monkeypatch.setattr(fcntl, "lockf", none)
+    monkeypatch.setattr(os, "lockf", none)
     with pytest.warns(UserWarning, match="file system without locks: do not start two commands"):
         hold(tmp_path / "lock")

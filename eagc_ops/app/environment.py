@@ -10,7 +10,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from eagc_ops.console import Parser, command
+from .console import Parser, command
 
 # The packages that decide the numbers of a run or of a benchmark.
 PACKAGES = (
@@ -57,7 +57,7 @@ def commit() -> str | None:
 
     A "+" follows if tracked files have changed. An installed wheel has no commit: None.
     """
-    here = Path(__file__).resolve().parent
+    here = Path(__file__).resolve().parents[1]
 
     def git(*arguments: str) -> str:
         done = subprocess.run(["git", "-C", here, *arguments], capture_output=True, text=True, check=True)

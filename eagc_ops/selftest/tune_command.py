@@ -7,7 +7,7 @@ whose result is wrong. Calls of that shape on this GPU use the fastest from then
 
 from __future__ import annotations
 
-from eagc_ops.console import Parser, command, whole_number
+from ..app.console import Parser, command, whole_number
 
 DTYPES = ("fp32", "bf16", "fp16")
 PRECISIONS = ("auto", "high", "tf32x3", "tf32")
@@ -34,7 +34,8 @@ def main(argv: list[str]) -> int:
 
     import torch  # it takes seconds: --help and wrong options do not wait for it
 
-    from eagc_ops import kernels, tune
+    from .. import kernels
+    from . import tune
 
     if not torch.cuda.is_available():
         parser.error("needs a GPU, and torch sees none on this machine")

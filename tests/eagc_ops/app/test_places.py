@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from eagc_ops.places import (
+from eagc_ops.app.places import (
     MissingPlaceError,
     PlaceError,
     readable_file,

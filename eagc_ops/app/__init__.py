@@ -1,0 +1,1 @@
+"""The command `eagc`, and what its commands share: console, files, locks, places, tables, interrupts."""

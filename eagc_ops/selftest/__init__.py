@@ -1,0 +1,1 @@
+"""The self-test of the operator on a device, and the search for the fastest tile."""

@@ -9,7 +9,7 @@ Accuracy(all=..., old=..., new=...)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,20 +17,19 @@ import torch
 from accelerate.utils import broadcast
 from torch import Tensor
 
-from eagc_ops.training.analysis.accuracy import Accuracy, Naming, accuracy, naming
+from eagc_ops.training.analysis.accuracy import Accuracy, accuracy, class_accuracy, naming
 from eagc_ops.training.analysis.diagnosis import Diagnose
 from eagc_ops.training.analysis.estimate_k import estimate_k
 from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.data.batches import AutomaticPixels
 from eagc_ops.training.engine.experiment import Experiment
-from eagc_ops.training.engine.jobs import Job
 from eagc_ops.training.engine.loop import Callback, Evaluation, Loop
 from eagc_ops.training.engine.preconditions import changed, check_run
 from eagc_ops.training.engine.ranks import attended
 from eagc_ops.training.engine.run_folder import RunFolder, writing
 from eagc_ops.training.models.features import pretrained_features
 
-__all__ = ["evaluate", "names", "resume", "run_job", "train", "trained"]
+__all__ = ["evaluate", "resume", "train", "trained"]
 
 
 def train(
@@ -39,16 +38,20 @@ def train(
     callbacks: Sequence[Callback] = (),
     *,
     say: Callable[[str], object] | None = None,
+    begin: Callable[[Experiment], None] | None = None,
+    beforehand: Collection[str] = (),
 ) -> dict[str, Any]:
     """Train a new run in the folder `output`; reference models are kept in `references` beside it, resized
     pixels in `pixels` (setting `pixel_cache`). `say` is told what the data set leaves out, and similar notes.
+    `begin` is called once with the prepared experiment, before its first step, and may set weights.
+    `beforehand`: names in `output` that may exist already, because the run reads them.
 
     Returns the content of result.json: {"headline": "last" | "best", "last": {"epoch", "all", "old", "new"},
     "best": {...}, "warnings": [...], "reference_cross_entropy": float | None}, and "best_start": {...} if the
     run also scores the clusters at the start of every epoch (`start_accuracy`).
     """
     output = Path(output)
-    check_run(config, output)
+    check_run(config, output, beforehand=beforehand)
     with writing(output), attended():
         pixels = AutomaticPixels.beside(output)
         config, estimate = _with_estimated_k(config, pixels)
@@ -57,7 +60,7 @@ def train(
         facts = experiment.facts.replace(k_estimate=estimate, start=start and start.record)
         experiment.accelerator.wait_for_everyone()  # every process must see an empty folder before one writes
         folder = RunFolder.create(output, config, facts, experiment.main)
-        return _fit(experiment, folder, callbacks, say)
+        return _fit(experiment, folder, callbacks, say, begin)
 
 
 def resume(
@@ -65,12 +68,13 @@ def resume(
     callbacks: Sequence[Callback] = (),
     *,
     say: Callable[[str], object] | None = None,
+    begin: Callable[[Experiment], None] | None = None,
     **changes: Any,
 ) -> dict[str, Any]:
     """Continue a run from its last checkpoint, or from the start if it has none yet.
 
-    `changes` may only touch settings of the machine. A complete run returns its result at once. `say`: as for
-    `train`.
+    `changes` may only touch settings of the machine. A complete run returns its result at once. `say` and
+    `begin`: as for `train`; a run that has a checkpoint has begun.
     """
     folder = RunFolder.open(output)
     config = changed(folder.config, changes)
@@ -81,7 +85,7 @@ def resume(
         experiment = Experiment(config, AutomaticPixels.beside(folder.path))
         folder.check(experiment.facts)
         folder.main = experiment.main
-        return _fit(experiment, folder, callbacks, say)
+        return _fit(experiment, folder, callbacks, say, begin)
 
 
 def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accuracy:
@@ -89,13 +93,9 @@ def evaluate(output: str | Path, which: str = "last", **changes: Any) -> Accurac
 
     `changes` may only touch settings of the machine.
     """
-    return Accuracy(**_evaluation(trained(output, which, **changes)).scores)
-
-
-def names(output: str | Path) -> Naming:
-    """How many unlabelled images have the name that they should, with a run's last weights: see `naming`."""
-    experiment = trained(output)
-    return naming(_predictions(experiment), experiment.data.unlabelled.labels, experiment.data.known)
+    scores = _evaluation(trained(output, which, **changes)).scores
+    assert scores is not None  # `trained` refuses a run without a truth
+    return Accuracy(**scores)
 
 
 def trained(output: str | Path, which: str = "last", **changes: Any) -> Experiment:
@@ -121,24 +121,17 @@ def trained(output: str | Path, which: str = "last", **changes: Any) -> Experime
     return experiment
 
 
-def run_job(job: Job) -> dict[str, Any]:
-    """Train the run of a job, or continue it. Spawned processes can import this function."""
-    config, folder = job.config, job.folder
-    if (folder / "run.json").exists():
-        return resume(folder, **{name: getattr(config, name) for name in config.machine_settings()})
-    return train(config, folder)
-
-
 def _fit(
     experiment: Experiment,
     folder: RunFolder,
     callbacks: Sequence[Callback],
     say: Callable[[str], object] | None,
+    begin: Callable[[Experiment], None] | None = None,
 ) -> dict[str, Any]:
     if say is not None:
         for note in experiment.facts.notes:
             say(f"note: {note}")
-    return Loop(experiment, folder, _evaluation, [Diagnose(), *callbacks]).fit()
+    return Loop(experiment, folder, _evaluation, [Diagnose(), *callbacks], begin).fit()
 
 
 def _evaluation(experiment: Experiment) -> Evaluation:
@@ -148,17 +141,23 @@ def _evaluation(experiment: Experiment) -> Evaluation:
         return Evaluation(None, len(predictions.unique()))
     truth = data.unlabelled.labels
     clusters = experiment.student.method.clusters_of_epoch(data.unlabelled.uq_idx)
+    named = naming(predictions, truth, data.known)._asdict()
+    by_class = (
+        class_accuracy(predictions, truth, data.known)._asdict() if experiment.config.spec.long_tailed else {}
+    )
     return Evaluation(
         accuracy(predictions, truth, data.known)._asdict(),
         len(predictions.unique()),
         None if clusters is None else accuracy(clusters.cpu(), truth, data.known)._asdict(),
+        {f"name_{name}": value for name, value in named.items()}
+        | {f"class_{name}": value for name, value in by_class.items()},
     )
 
 
 def _predictions(experiment: Experiment) -> Tensor:
     """The clusters (N,) of the unlabelled images, by the current student."""
     experiment.student.eval()
-    with torch.no_grad(), experiment.accelerator.autocast():
+    with torch.no_grad(), experiment.autocast():
         return experiment.student.method.predict(experiment.features).cpu()
 
 

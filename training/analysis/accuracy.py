@@ -3,13 +3,14 @@ becomes of known and novel images without it."""
 
 from __future__ import annotations
 
+from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 from scipy.optimize import linear_sum_assignment
 
-__all__ = ["Accuracy", "Naming", "accuracy", "naming"]
+__all__ = ["Accuracy", "Naming", "accuracy", "class_accuracy", "naming", "wilson"]
 
 
 class Accuracy(NamedTuple):
@@ -43,6 +44,21 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
     total = counts.sum(0)
     parts = (slice(None), slice(known), slice(known, None))
     return Accuracy(*(_ratio(matched[part].sum(), total[part].sum()) for part in parts))
+
+
+def class_accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
+    """Accuracy "v2b": the matching of `accuracy`, and unweighted means over the accuracies of the classes.
+
+    Small classes count as much as large ones. Only classes with an image count.
+
+    >>> class_accuracy([0] * 10, [0] * 6 + [1] * 4, known=1)
+    Accuracy(all=0.5, old=1.0, new=0.0)
+    """
+    counts, _, matched = _matching(predictions, labels, known)
+    total = counts.sum(0)
+    of_class = np.divide(matched, total, out=np.zeros(len(total)), where=total > 0)
+    parts = (slice(None), slice(known), slice(known, None))
+    return Accuracy(*(_ratio(of_class[part].sum(), (total[part] > 0).sum()) for part in parts))
 
 
 def naming(predictions: ArrayLike, labels: ArrayLike, known: int) -> Naming:
@@ -91,3 +107,17 @@ def _vector(name: str, values: ArrayLike) -> np.ndarray:
             f"{name} must be a vector of integers >= 0, got shape {array.shape}, dtype {array.dtype}"
         )
     return array.astype(np.int64)
+
+
+def wilson(right: int, count: int, level: float = 0.95) -> tuple[float, float]:
+    """The Wilson interval of a share of which `right` of `count` independent cases are counted.
+
+    It stays inside [0, 1], and is honest for few cases and for shares near 0 and 1.
+
+    >>> [round(end, 3) for end in wilson(12, 12)]
+    [0.758, 1.0]
+    """
+    z = NormalDist().inv_cdf((1 + level) / 2)
+    middle, spread = right + z * z / 2, z * (right * (count - right) / count + z * z / 4) ** 0.5
+    low, high = ((middle + sign * spread) / (count + z * z) for sign in (-1, 1))
+    return max(low, 0.0), min(high, 1.0)

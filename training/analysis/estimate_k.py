@@ -14,7 +14,7 @@ import functools
 import math
 import warnings
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -24,9 +24,9 @@ from torch import Tensor
 from torch.nn import functional as F
 from tqdm import tqdm
 
+from eagc_ops.app.console import progress_bar
 from eagc_ops.training.analysis.accuracy import accuracy
 from eagc_ops.training.methods.clustering import kmeans_plus_plus
-from eagc_ops.training.progress import bar as progress_bar
 
 __all__ = ["LARGEST", "SEARCHES", "Estimate", "estimate_k", "largest_k"]
 
@@ -153,7 +153,7 @@ class _Shared:
 
     def clusters(self, k: int, done: Callable[[int], None]) -> np.ndarray:
         """The cluster of every row (N,), from the restart with the lowest inertia; `done` counts restarts."""
-        best = None
+        best: Any = None
         for i, generator in enumerate(self._generators):
             drawn = self._first[i]
             if k > len(drawn):

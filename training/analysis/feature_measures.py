@@ -19,7 +19,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from torch import Tensor
 
-from eagc_ops import Subspace
+from eagc_ops import Subspace, hints
 from eagc_ops.diagnostics import collapse_coefficient, subspace_overlap
 from eagc_ops.training.data import Batch
 from eagc_ops.training.data.trunk_cache import cache_bytes
@@ -47,7 +47,8 @@ def feature_measures(
         found["drift"] = ((old - old_ref).norm(dim=1).sum() / old_ref.norm(dim=1).sum()).item()
     if new is None or not new.isfinite().all():
         return found
-    conceptor = Subspace.conceptor(old, aperture).matrix
+    with hints.muted():
+        conceptor = Subspace.conceptor(old, aperture).matrix
     return found | {
         "soc_release": subspace_overlap(old, new, k, "release").item(),
         "soc_paper": subspace_overlap(old, new, k, "paper").item(),

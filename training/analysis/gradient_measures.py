@@ -9,7 +9,7 @@ Gradients are those of a step's batch before its update, over the trained parame
                        g: the gradient that is applied, AGA and EEP included
         gdc_release    the operator acts in both, as in the released code: both then hold the same alignment
                        term, which pulls them together. (That code uses the tau of the previous batch; here it
-                       is the tau of this batch.)
+                       is the tau of this batch, and the measure 5 % smaller.)
     cos(g_L, g_rows), appendix C.5. g_rows is the gradient of the method's whole loss, L_sup + L_unsup, as if
     the batch held only some of its rows; g_L is that of gdc_clean, on the whole batch; no operator
         cos_labelled   labelled rows
@@ -54,7 +54,7 @@ __all__ = ["gradient_measures"]
 
 def gradient_measures(loop: Loop, rows: Rows, parameters: list[nn.Parameter]) -> dict[str, float]:
     """The measures of this file at the current weights. `.grad` is read, not changed."""
-    student, everywhere, autocast = loop.student, gather(rows), loop.experiment.accelerator.autocast
+    student, everywhere, autocast = loop.student, gather(rows), loop.experiment.autocast
     known = known_classes(loop.experiment.data).to(loop.experiment.device)[everywhere.uq_idx]
     applied = torch.cat([(torch.zeros_like(p) if p.grad is None else p.grad).flatten() for p in parameters])
     with autocast():
@@ -134,7 +134,7 @@ def _as_in_the_step(loop: Loop, operator: bool) -> Iterator[None]:
     """
     student, experiment = loop.student, loop.experiment
     eagc, alignment = student.eagc, student.alignment
-    records = None if eagc is None else (eagc.last_energy, eagc.last_tau)
+    records = (eagc.last_energy, eagc.last_tau) if eagc is not None else (None, None)
     if eagc is not None:
         eagc.eval()  # uses the running energy reference of the step, and does not update it a second time
     if not operator:

@@ -33,26 +33,31 @@ def map_2d(z: Tensor) -> Map:
 
     if len(z) == 1:
         return Map(torch.zeros(1, 2), "one image")
-    unit = F.normalize(z.double(), dim=1).numpy()
+    chosen = np.arange(len(z))
+    if len(z) > MOST:
+        chosen = np.sort(np.random.RandomState(SEED).permutation(len(z))[:MOST])
+    unit = F.normalize(z[chosen].double(), dim=1).numpy()
     directions = min(DIRECTIONS, *unit.shape)
-    reduced = PCA(directions, random_state=SEED).fit_transform(unit)
+    pca = PCA(directions, random_state=SEED)
+    reduced = pca.fit_transform(unit)
     if len(unit) < 6:  # too few for neighbourhoods
         flat = np.zeros((len(unit), 2))
         flat[:, : min(2, directions)] = reduced[:, :2]
         return Map(torch.from_numpy(flat).float(), "the two leading principal components of the features")
     text = f"t-SNE of the {directions} leading principal components of the features"
-    chosen = np.arange(len(unit))
-    if len(unit) > MOST:
-        chosen = np.sort(np.random.RandomState(SEED).permutation(len(unit))[:MOST])
-    points = tsne(reduced[chosen])
-    if len(chosen) == len(unit):
+    points = tsne(reduced)
+    if len(chosen) == len(z):
         return Map(torch.from_numpy(points).float(), text)
-    places = KNeighborsRegressor(NEIGHBOURS, weights="distance").fit(reduced[chosen], points)
+    places = KNeighborsRegressor(NEIGHBOURS, weights="distance").fit(reduced, points)
     text = (
-        f"{text}, computed for {len(chosen):,} of the {len(unit):,} images; the others lie between their "
+        f"{text}, computed for {len(chosen):,} of the {len(z):,} images; the others lie between their "
         f"{NEIGHBOURS} nearest ones"
     )
-    return Map(torch.from_numpy(places.predict(reduced)).float(), text)
+    # In parts: of many images only their points are held
+    parts = [
+        places.predict(pca.transform(F.normalize(rows.double(), dim=1).numpy())) for rows in z.split(MOST)
+    ]
+    return Map(torch.from_numpy(np.concatenate(parts)).float(), text)
 
 
 def tsne(points: np.ndarray) -> np.ndarray:

@@ -1,15 +1,18 @@
-"""Paired differences: two configurations over the same seeds, with an interval and an exact test."""
+"""Paired differences: two configurations over the same seeds, with an interval and an exact test.
+
+numpy and scipy are imported by what needs them: command lines that ask for too few seeds are refused at once.
+"""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-import numpy as np
-from scipy import stats
+if TYPE_CHECKING:
+    import numpy as np
 
-__all__ = ["CONFIDENCE", "Paired", "paired_difference"]
+__all__ = ["CONFIDENCE", "Paired", "paired_difference", "smallest_p"]
 
 CONFIDENCE = 0.95
 _EXACT = 16  # pairs up to which all sign flips are counted; more are sampled
@@ -47,6 +50,9 @@ def paired_difference(ours: Sequence[float], base: Sequence[float]) -> Paired:
     >>> print(f"{result.mean:+.3f} [{result.low:+.3f}, {result.high:+.3f}], p = {result.p}")
     +0.030 [+0.001, +0.059], p = 0.125
     """
+    import numpy as np
+    from scipy import stats
+
     if len(ours) != len(base):
         raise ValueError(
             f"ours and base must have the same length, a pair for each seed, got {len(ours)} and {len(base)}"
@@ -63,7 +69,19 @@ def paired_difference(ours: Sequence[float], base: Sequence[float]) -> Paired:
     return Paired(mean, mean - half, mean + half, n, _sign_flip_p(differences), tuple(differences.tolist()))
 
 
+def smallest_p(n: int) -> float:
+    """The smallest p-value that n pairs can give, before any correction: of 2^n ways, the signs and their
+    opposite.
+
+    >>> smallest_p(5)
+    0.0625
+    """
+    return min(1.0, 2 / 2**n)
+
+
 def _sign_flip_p(differences: np.ndarray) -> float:
+    import numpy as np
+
     n = len(differences)
     if n <= _EXACT:
         flips = (np.arange(2**n)[:, None] >> np.arange(n)) & 1

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import argparse
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from eagc_ops.console import Parser, command, path
-from eagc_ops.places import MissingPlaceError, PlaceError, writable_file, writable_folder
+from eagc_ops.app.console import Parser, command, path
+from eagc_ops.app.places import MissingPlaceError, PlaceError, writable_file, writable_folder
 from eagc_ops.training.config import DATASETS, SPECS
 from eagc_ops.training.config.places import check_root, check_split_file
+
+if TYPE_CHECKING:
+    from eagc_ops.training.data import Images
 
 
 @command("eagc data")
@@ -42,7 +46,8 @@ def _add_verify(commands: Any) -> None:
         "--deep", action="store_true", help="decode all pixels instead of headers and ends of files"
     )
     check.add_argument(
-        "--skip-unreadable",
+        "-o",
+        "--output",
         type=path,
         metavar="FILE",
         help="write the training images that cannot be read to FILE (.json), with which `eagc train "
@@ -55,9 +60,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     if arguments.split_file is not None:  # without one, the images are checked all the same
         check_split_file(arguments.dataset, arguments.split_file, "--split-file")
 
-    file = arguments.skip_unreadable
+    file = arguments.output
     if file is not None:
-        writable_file("--skip-unreadable", file)
+        writable_file("--output", file)
 
     # torchvision takes seconds to import.
     from eagc_ops.training.data import verify
@@ -128,11 +133,24 @@ def _show(arguments: argparse.Namespace) -> int:
         raise PlaceError(f"--output {output} must end in .png")
     writable_file("--output", output)
 
-    from eagc_ops.training.data import read_images
-    from eagc_ops.training.report.image_sheets import write_samples
+    from eagc_ops.training.data import read_images  # torchvision takes seconds to import
 
     images = read_images(arguments.dataset, arguments.root)
     output.parent.mkdir(parents=True, exist_ok=True)
-    write_samples(output, images)
+    _draw_samples(output, images)
     print(f"samples: {output}")
     return 0
+
+
+def _draw_samples(file: Path, images: Images, classes: int = 12, each: int = 16, side: int = 36) -> None:
+    """A row of the first `each` images of each of the first `classes` classes."""
+    import numpy as np
+    from PIL import Image
+
+    rows, mode = [], "L" if images.image(0).mode == "L" else "RGB"
+    for target in range(min(classes, int(images.targets.max()) + 1)):
+        positions = np.flatnonzero(images.targets == target)[:each]
+        row = [images.image(i).convert(mode).resize((side, side)) for i in positions]
+        row += [Image.new(mode, (side, side), "white")] * (each - len(row))
+        rows.append(np.concatenate([np.asarray(image) for image in row], 1))
+    Image.fromarray(np.concatenate(rows)).save(file, "PNG", optimize=True)

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import argparse
+from typing import Any
 
-from eagc_ops.console import Parser, command, whole_number
-from eagc_ops.places import writable_folder
-from eagc_ops.training.commands.common import RUNS
+from eagc_ops.app.console import Parser, command, whole_number
+from eagc_ops.app.places import writable_folder
+from eagc_ops.training.commands.common import RUNS, list_unreadable
 from eagc_ops.training.config import (
+    Config,
     add_config_arguments,
     as_options,
     config_from_arguments,
@@ -59,9 +61,8 @@ def main(argv: list[str]) -> int:
     )
     settings = vars(parser.parse_args(argv))
     search = {name: settings.pop(name) for name in ("search", "largest", "restarts", "published")}
-    # The batch size is not used, but it must fit a small data set.
-    config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
-    check_run(config)
+    list_unreadable(settings, RUNS / f"{recipe_of(argv).dataset}.unreadable.json", _checked)
+    config = _checked(settings)
     known = config.spec.known
     if search["largest"] is not None and search["largest"] <= known:
         parser.error(
@@ -86,3 +87,10 @@ def main(argv: list[str]) -> int:
         print(f"K {k:5}  labelled accuracy {accuracy:.2%}")
     print(f"estimated K: {estimate.k}, of which {known} are known")
     return 0
+
+
+def _checked(settings: dict[str, Any]) -> Config:
+    # The batch size is not used, but it must fit a small data set.
+    config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
+    check_run(config)
+    return config

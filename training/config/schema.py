@@ -1,6 +1,6 @@
-"""The settings of a run: `Config` has those of every method, a subclass adds those of one method.
+"""The settings of a run: `Config` has those of every method, and a subclass adds those of one method.
 
->>> SimGCDConfig(lambda_p=-1.0)
+>>> Config(lambda_p=-1.0)
 Traceback (most recent call last):
 eagc_ops.training.config.settings.ConfigError: lambda_p must be >= 0, got -1.0
 
@@ -9,6 +9,7 @@ eagc_ops.training.config.settings.ConfigError: lambda_p must be >= 0, got -1.0
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Annotated, Any, ClassVar, Literal, NamedTuple
@@ -22,6 +23,8 @@ from eagc_ops.training.config.settings import ADDED, MACHINE, ConfigError, Setti
 
 # Places. An empty one is most often a shell variable that is not set.
 Place = Annotated[str, Field(min_length=1)]
+_PLACES = ("root", "split_file", "skip_unreadable", "weights", "pixel_cache", "trunk_cache", "init")
+_WORDS = ("pretrained", "random", "auto", "off")  # instead of a place
 LARGEST_SEED = 2**63 - 1  # draws are keyed by signed 64-bit numbers
 
 
@@ -88,10 +91,11 @@ class Config(Settings):
     # Method and data
     method: str = Field("simgcd", description="GCD method")
     dataset: str = Field("digits", description="data set; 'glyphs' and 'digits' need no download")
-    preset: Literal["baseline", "paper", "release"] = Field(
+    preset: Literal["baseline", "paper", "release", "recommended"] = Field(
         "paper",
-        description="recipe: the method's own without EAGC, that of the paper's text, "
-        "or that of the released scripts (SPTNet keeps its own epochs and learning rates in all three)",
+        description="recipe: the method's own without EAGC, that of the paper's text, that of the released "
+        "scripts, or the paper's with a warm start and a smaller rate of the encoder, not confirmed yet "
+        "(SPTNet keeps its own epochs and learning rates in all of them)",
     )
     root: Annotated[Place | None, MACHINE] = Field(None, description="folder of the data set")
     split_file: Annotated[Place | None, MACHINE] = Field(
@@ -99,8 +103,8 @@ class Config(Settings):
     )
     skip_unreadable: Annotated[Place | None, MACHINE] = Field(
         None,
-        description="list of image files to train without; `eagc data verify --skip-unreadable` writes it, "
-        "and resuming needs the same one",
+        description="leave out images that cannot be read: those in a list that `eagc data verify "
+        "-o FILE` wrote; without FILE, the command looks at all pixels first",
     )
     image_size: int | None = Field(
         None, ge=1, le=4096, description="side of the square input in pixels; none: the data set's own"
@@ -117,13 +121,14 @@ class Config(Settings):
     )
     backbone: str = Field(
         "dino_vitb16",
-        description="ViT encoder: dino_vitb16, dinov2_vitb14_reg4, vit_glyphs, vit_digits or a timm name",
+        description="encoder: dino_vitb16, dinov2_vitb14_reg4, lite0, vit_glyphs, vit_digits or the timm "
+        "name of a ViT or a ResNet",
     )
     weights: Annotated[Place, MACHINE] = Field(
         "pretrained",
-        description="weights of the backbone: pretrained (timm's own, from the hub's cache or the hub), "
-        "random (from the seed), or a file (.pth or .safetensors); digits: if left out, an encoder is "
-        "pretrained first",
+        description="weights of the backbone: pretrained (timm's own, from the hub's cache or the hub; "
+        "lite0: from its package), random (from the seed), or a file (.pth or .safetensors); digits: if left "
+        "out, an encoder is pretrained first",
     )
     glyphs: Annotated[Glyphs, ADDED] = Field(Glyphs(), description="images of the data set glyphs")
     k: Annotated[int, Field(ge=1)] | Literal["estimate"] | None = Field(
@@ -162,8 +167,8 @@ class Config(Settings):
     )
     energy: Annotated[Literal["conceptor", "whitened"], ADDED] = Field(
         "conceptor",
-        description="energy of which tau is formed: that of the known-class subspace itself, or of the "
-        "conceptor of features whitened by the covariance of all of them, labelled and unlabelled",
+        description="energy that tau is made of: that of the known-class subspace itself, or that of a "
+        "conceptor of features whitened by the covariance of all images, labelled and unlabelled",
     )
     energy_momentum: float | None = Field(
         None, ge=0, lt=1, description="EMA momentum of the labelled rows' mean energy; none: it is fixed"
@@ -219,8 +224,19 @@ class Config(Settings):
     precision: Literal["no", "bf16", "fp16"] = Field(
         "no", description="mixed precision (released numbers: no)"
     )
+    tf32: Annotated[bool, ADDED] = Field(
+        False,
+        description="multiply fp32 matrices in TF32 on NVIDIA's tensor cores: faster, 10 bits of mantissa "
+        "(convolutions, such as the patch embedding, do so by torch's own default)",
+    )
+    compile: Annotated[bool, ADDED] = Field(
+        False,
+        description="compile the blocks of trunk and tail with torch.compile: the first steps take longer, "
+        "the others less time on a GPU, and roundings differ",
+    )
     deterministic: bool = Field(
-        False, description="use deterministic algorithms on a GPU (runs on a CPU always repeat bit for bit)"
+        False,
+        description="deterministic algorithms on a GPU (on a CPU, a run of one process repeats bit for bit)",
     )
     pixel_cache: Annotated[Place, MACHINE] = Field(
         "auto",
@@ -270,16 +286,15 @@ class Config(Settings):
     @model_validator(mode="before")
     @classmethod
     def _default_weights(cls, values: Any) -> Any:
-        """Published weights if there are any, otherwise random ones; None, in runs of version 0.1: random."""
+        """Published weights if there are any, otherwise random ones."""
         backbone = values.get("backbone", cls.model_fields["backbone"].default)
         default = "pretrained" if not isinstance(backbone, str) or is_published(backbone) else "random"
-        weights = values.get("weights", default)
-        return {**values, "weights": "random" if weights is None else weights}
+        return {"weights": default, **values}
 
     @model_validator(mode="after")
     def _settings_agree(self) -> Self:
         if self.dataset not in SPECS:
-            raise ConfigError(f"dataset must be one of {', '.join(SPECS)}, got {self.dataset!r}")
+            raise ConfigError(f"dataset must be one of {', '.join(SPECS)}, got {self.dataset!r}", "dataset")
         channels_of(self.dataset, self.channels)
         if self.weights == "pretrained" and not is_published(self.backbone):
             raise ConfigError(
@@ -361,13 +376,13 @@ class Config(Settings):
         spec, glyphs = SPECS[self.dataset], self.glyphs
         if self.dataset != "glyphs":
             return spec
-        counts = {
-            "known": glyphs.known,
-            "novel": glyphs.classes - glyphs.known,
-            "train": glyphs.classes * glyphs.per_class,
-            "pool": glyphs.known * glyphs.per_class,
-        }
-        return replace(spec, **counts)
+        return replace(
+            spec,
+            known=glyphs.known,
+            novel=glyphs.classes - glyphs.known,
+            train=glyphs.classes * glyphs.per_class,
+            pool=glyphs.known * glyphs.per_class,
+        )
 
     @property
     def has_operator(self) -> bool:
@@ -387,9 +402,9 @@ class Config(Settings):
     def check_sizes(self, sizes: Sizes) -> None:
         """Raise a `ConfigError` if a setting does not fit the data or the backbone."""
         if isinstance(self.k, int) and sizes.known is not None and self.k < sizes.known:
-            raise ConfigError(f"k must be >= {sizes.known}, the number of known classes, got {self.k}")
+            raise ConfigError(f"k must be >= {sizes.known}, the number of known classes, got {self.k}", "k")
         if isinstance(self.k, int) and sizes.images is not None and self.k > sizes.images:
-            raise ConfigError(f"k must be <= {sizes.images:,}, the number of images, got {self.k}")
+            raise ConfigError(f"k must be <= {sizes.images:,}, the number of images, got {self.k}", "k")
         if sizes.images is not None and self.batch_size > sizes.images:
             raise ConfigError(
                 f"batch_size={self.batch_size} is larger than the {sizes.images} images of an epoch; "
@@ -430,6 +445,17 @@ class Config(Settings):
         """This configuration with some settings changed; all settings are checked again."""
         return type(self)(**{**dict(self), **changes})
 
+    def anywhere(self) -> Self:
+        """This configuration with absolute paths, which hold from any folder."""
+        named = {name: getattr(self, name, None) for name in _PLACES}
+        return self.replace(
+            **{
+                name: os.path.abspath(os.path.expanduser(place))
+                for name, place in named.items()
+                if place is not None and place not in _WORDS
+            }
+        )
+
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary with every setting."""
         return self.model_dump()
@@ -462,152 +488,9 @@ class Config(Settings):
         return {name: field.description or "" for name, field in cls.model_fields.items()}
 
 
-class SimGCDConfig(Config):
-    """Settings of SimGCD."""
-
-    sup_weight: float = Field(
-        0.35, ge=0, le=1, description="weight w of the supervised part; the unsupervised part has 1 - w"
-    )
-    memax_weight: float = Field(1.0, ge=0, description="weight of the mean-entropy term (me-max)")
-    student_temp: float = Field(0.1, gt=0, description="temperature of the student's predictions")
-    teacher_temp_start: float = Field(0.07, gt=0, description="temperature of the teacher in the first epoch")
-    teacher_temp: float = Field(0.04, gt=0, description="temperature of the teacher after its warm-up")
-    teacher_temp_epochs: int = Field(30, ge=0, description="epochs of the teacher temperature's warm-up")
-    contrastive_temp: float = Field(1.0, gt=0, description="temperature of InfoNCE")
-    supcon_temp: float = Field(0.07, gt=0, description="temperature of SupCon")
-
-
-class LegoGCDConfig(SimGCDConfig):
-    """Settings of LegoGCD."""
-
-    threshold: float = Field(
-        0.85, ge=0, le=1, description="least confidence with which an unlabelled row counts as known"
-    )
-    dual_view_kl: bool = Field(
-        True, description="KL term between the two views' predictions (missing in the release of EAGC)"
-    )
-
-
-class SPTNetConfig(SimGCDConfig):
-    """Settings of SPTNet."""
-
-    needs_start: ClassVar[str | None] = (
-        "SPTNet starts from a trained SimGCD: name its run folder, or one of its checkpoints"
-    )
-
-    init: Annotated[Place | None, MACHINE] = Field(
-        None,
-        description="trained SimGCD to start from: a run folder (its headline epoch) or a checkpoint",
-    )
-    sptnet_eagc: Literal["init", "on"] = Field(
-        "on",
-        description="meaning of --eagc for SPTNet: only the SimGCD run it starts from used EAGC (released), "
-        "or SPTNet applies the operator itself",
-    )
-    prompts: Literal["all", "patch"] = Field(
-        "all", description="prompt the image's margin and the patches' borders, or the borders alone"
-    )
-    pad_width: int = Field(30, ge=1, description="pixels of the image's margin that are prompted")
-    prompt_std: float = Field(1.0, ge=0, description="standard deviation of the prompts' initial values")
-    phase_batches: int = Field(
-        20,
-        ge=1,
-        description="batches between two changes of phase; the first change of an epoch is one batch early",
-    )
-    prompt_lr: float = Field(
-        1.0,
-        gt=0,
-        description="learning rate of the prompts (lr1); "
-        "backbone_lr and head_lr apply to the classifier phase (lr2)",
-    )
-    prompt_warmup: int = Field(
-        1000, ge=0, description="batches (of both phases) of the prompts' linear warm-up; then a cosine to 0"
-    )
-
-    @model_validator(mode="after")
-    def _start_and_trunk_fit(self) -> Self:
-        if self.trunk_cache is not None:
-            raise ConfigError(
-                f"trunk_cache={self.trunk_cache!r}: the prompts of SPTNet change the trunk's input, "
-                "so its output cannot be cached; leave it out"
-            )
-        if self.warm_start:
-            raise ConfigError(
-                "warm_start=True: SPTNet starts from a SimGCD run (init); set warm_start in that run instead"
-            )
-        return self
-
-    @property
-    def has_operator(self) -> bool:
-        return self.eagc and self.sptnet_eagc == "on"
-
-    def check_sizes(self, sizes: Sizes) -> None:
-        super().check_sizes(sizes)
-        if sizes.images is not None and self.phase_batches > (steps := sizes.images // self.batch_size):
-            raise ConfigError(
-                f"phase_batches must be <= {steps}, the batches of an epoch, got {self.phase_batches}; "
-                "otherwise no epoch reaches the classifier phase"
-            )
-        if self.prompts == "all" and sizes.pixels is not None and 2 * self.pad_width >= sizes.pixels:
-            raise ConfigError(
-                f"pad_width must be < {sizes.pixels / 2:g}, half the image size, got {self.pad_width}"
-            )
-
-
-class SelExConfig(Config):
-    """Settings of SelEx."""
-
-    sup_weight: float = Field(
-        0.35, ge=0, le=1, description="weight w of the supervised part; the unsupervised part has 1 - w"
-    )
-    smoothing: float = Field(
-        1.0,
-        ge=0,
-        le=1,
-        description="weight alpha of the soft targets; the other view of the image has 1 - alpha",
-    )
-    contrastive_temp: float = Field(1.0, gt=0, description="temperature of the unsupervised term")
-    supcon_temp: float = Field(0.07, gt=0, description="temperature of SupCon")
-    embedding_dim: int = Field(
-        65536,
-        ge=2,
-        le=2**20,
-        description="dimensions of the embedding; level i uses the first 1 / 2^(i+1) of them",
-    )
-    balanced: bool = Field(
-        True, description="limit the size of clusters in stage A of k-means, before the plain iterations"
-    )
-    published_balancing: bool = Field(
-        True,
-        description="limit the size as the published code does: a cluster that its labelled images overfill "
-        "releases only as many of the others, and one with a single other image takes in more; "
-        "off: a cluster releases all that it has no room for",
-    )
-    published_order: bool = Field(
-        False,
-        description="index coarse labels of unlabelled images as the published code does, "
-        "which gives them labels of other images",
-    )
-    kmeans_iterations: int = Field(
-        10, ge=1, le=10**4, description="maximum iterations of each stage of k-means"
-    )
-    evaluation_restarts: int = Field(
-        10, ge=1, le=1000, description="restarts of k-means in an evaluation; the lowest inertia wins"
-    )
-    start_accuracy: bool = Field(
-        False,
-        description="also report the accuracy of the clusters at the start of every epoch, from augmented "
-        "views and one restart: the accuracy of the released code",
-    )
-
-
-CONFIGS: dict[str, type[Config]] = {
-    "simgcd": SimGCDConfig,
-    "legogcd": LegoGCDConfig,
-    "sptnet": SPTNetConfig,
-    "selex": SelExConfig,
-}
-"""The configuration class of every method. `methods.register` adds methods that are not built in."""
+CONFIGS: dict[str, type[Config]] = {}
+"""The configuration class of every method. The files of the methods beside this one fill it, and
+`methods.register` adds methods that are not built in."""
 
 
 def register_config(method: str, cls: type[Config]) -> None:
@@ -622,7 +505,7 @@ def register_config(method: str, cls: type[Config]) -> None:
 def config_class(method: str) -> type[Config]:
     """The configuration class of a method."""
     if method not in CONFIGS:
-        raise ConfigError(f"method must be one of {', '.join(sorted(CONFIGS))}, got {method!r}")
+        raise ConfigError(f"method must be one of {', '.join(sorted(CONFIGS))}, got {method!r}", "method")
     return CONFIGS[method]
 
 

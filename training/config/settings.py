@@ -12,13 +12,15 @@ from typing import Annotated, Any, Final, Literal, Union, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from eagc_ops.app.places import SettingError
+
 MACHINE: Final = "machine"
 """Marks a setting (`Annotated[int, MACHINE]`) that affects no number of a run; resuming may change it."""
 ADDED: Final = "added"
 """Marks a setting that earlier versions lacked. Its default is what they did, so their runs can be read."""
 
 
-class ConfigError(ValueError):
+class ConfigError(SettingError):
     """A configuration cannot be used. The message is one line that names key, value and remedy."""
 
 
@@ -35,7 +37,7 @@ class Settings(BaseModel):
         try:
             super().__init__(**values)
         except ValidationError as error:
-            raise ConfigError(_message(type(self), values, error)) from None
+            raise _error(type(self), values, error) from None
 
 
 def kinds(annotation: Any) -> tuple[Any, ...]:
@@ -80,14 +82,22 @@ def _number(value: float) -> str:
 _SIGNS = {"ge": ">=", "gt": ">", "le": "<=", "lt": "<"}
 
 
-def _message(cls: type[Settings], values: dict[str, Any], error: ValidationError) -> str:
+def _error(cls: type[Settings], values: dict[str, Any], error: ValidationError) -> ConfigError:
     """The first of pydantic's errors in one line; unknown names come before wrong values."""
     errors = sorted(error.errors(include_url=False), key=lambda entry: entry["type"] != "extra_forbidden")
     first = errors[0]
     cause = first.get("ctx", {}).get("error")
-    if not first["loc"]:  # a validator that compares several settings wrote the message
-        return str(cause)
+    if not first["loc"]:  # of a validator that compares several settings
+        return cause if isinstance(cause, ConfigError) else ConfigError(str(cause))
     name = str(first["loc"][0])
+    known = [name] if name in cls.model_fields else []
+    return ConfigError(_message(cls, values, errors, name, cause), *known)
+
+
+def _message(
+    cls: type[Settings], values: dict[str, Any], errors: list[Any], name: str, cause: Exception | None
+) -> str:
+    first = errors[0]
     if first["type"] == "extra_forbidden":
         nearest = difflib.get_close_matches(name, cls.model_fields, 1)
         hint = f"; did you mean {nearest[0]}?" if nearest else ""

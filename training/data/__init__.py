@@ -13,8 +13,8 @@ Read the files in the order in which data passes through them:
 9. `rows`          a batch as rows on the device of the student (`rows_of`)
 
 `download` fetches a data set, and `verification` opens all files of a root and compares it with the published
-counts (`verify`). `image_files` reads an image, and the list of files that a run leaves out. `cache_files`
-has what both caches share. `pickles` reads published pickle files safely. Published facts about the data sets
+counts (`verify`). `image_files` reads an image, and the list of files that a run leaves out. `cache` has
+what both caches share. `pickles` reads published pickle files safely. Published facts about the data sets
 (`SPECS`) are in `config/datasets.py`.
 
 >>> import torch
@@ -29,14 +29,13 @@ has what both caches share. `pickles` reads published pickle files safely. Publi
 1347
 """
 
-from eagc_ops.training.config.datasets import DATASETS, SPECS, Spec
+from eagc_ops.training.config.datasets import SPECS
 from eagc_ops.training.data.catalog import Images, read_images
-from eagc_ops.training.data.gcd import GCDData, ImageSubset, Merged, open_data
+from eagc_ops.training.data.gcd import GCDData, ImageSubset, open_data
 from eagc_ops.training.data.loaders import (
     Batch,
     Draw,
     KeyedViews,
-    SequentialLoader,
     TrainLoader,
     draw_key,
     evaluation_loader,
@@ -45,10 +44,9 @@ from eagc_ops.training.data.loaders import (
     train_loader,
 )
 from eagc_ops.training.data.splits import ClassSplit, class_split, label_map, labelled_positions
-from eagc_ops.training.data.verification import Verification, verify
+from eagc_ops.training.data.verification import verify
 
 __all__ = [
-    "DATASETS",
     "SPECS",
     "Batch",
     "ClassSplit",
@@ -57,11 +55,7 @@ __all__ = [
     "ImageSubset",
     "Images",
     "KeyedViews",
-    "Merged",
-    "SequentialLoader",
-    "Spec",
     "TrainLoader",
-    "Verification",
     "class_split",
     "draw_key",
     "evaluation_loader",

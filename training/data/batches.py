@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import torch
 from torch.utils.data import Dataset
 
 from eagc_ops.encoder import AnchoredEncoder
@@ -18,10 +18,11 @@ from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.data.gcd import GCDData
 from eagc_ops.training.data.loaders import (
     Batch,
+    InOrder,
     KeyedViews,
     TrainLoader,
+    Weighting,
     draw_key,
-    evaluation_loader,
     labelled_loader,
     train_loader,
 )
@@ -61,7 +62,7 @@ def batches(
     config: Config,
     encoder: AnchoredEncoder,
     *,
-    weighting: str,
+    weighting: Weighting,
     rank: int,
     world: int,
     main: bool,
@@ -72,18 +73,61 @@ def batches(
     `main`: show a bar while a cache is built. `automatic`: the place of an automatic pixel cache; None: none.
     """
     data = _with_pixels(data, config, automatic, main)
-    draws = _Draws(data, config, weighting, rank, world)
+    workers, count = config.workers, len(data.labelled)
+    views: Callable[[int, int | None], Dataset]  # of a seed: so many augmented views; None: the test view
+    identity: dict[str, Any]
     if config.trunk_cache is None:
-        return _from_pixels(draws)
-    cache = trunk_cache(
-        Path(config.trunk_cache),
-        encoder,
-        data,
-        views=config.cache_views,
-        half=config.cache_half,
-        progress=main,
+        views, identity = partial(_pixels, data), {"pixels": data.image_size}
+    else:
+        cache = trunk_cache(
+            Path(config.trunk_cache),
+            encoder,
+            data,
+            views=config.cache_views,
+            half=config.cache_half,
+            precision=config.precision,
+            progress=main,
+        )
+        views, identity = partial(_tokens, data, cache), {"tokens": cache.made_of}
+    # The reference model and the clustering have their own random draws.
+    reference_seed, clustering_seed = (draw_key(config.seed, -1, i) for i in (0, 4))
+    labelled, unlabelled = (
+        InOrder(views(config.seed, None), part, TEST_BATCH, workers)
+        for part in (range(count), range(count, len(data.merged)))
     )
-    return _from_tokens(draws, cache)
+    return Batches(
+        train=train_loader(
+            data,
+            batch_size=config.batch_size,
+            seed=config.seed,
+            weighting=weighting,
+            workers=workers,
+            rank=rank,
+            world=world,
+            fetch=views(config.seed, VIEWS),
+        ),
+        labelled_train=labelled_loader(
+            data,
+            batch_size=config.reference_batch_size,
+            seed=reference_seed,
+            workers=workers,
+            fetch=views(reference_seed, VIEWS),
+        ),
+        labelled=lambda: labelled.epoch(0),
+        unlabelled=lambda: unlabelled.epoch(0),
+        augmented=InOrder(views(clustering_seed, 1), range(len(data.merged)), TEST_BATCH, workers),
+        identity=identity,
+    )
+
+
+def _pixels(data: GCDData, seed: int, views: int | None) -> KeyedViews:
+    if views is None:
+        return KeyedViews(data.merged, data.test_transform, 1, 0)
+    return KeyedViews(data.merged, data.train_transform, views, seed)
+
+
+def _tokens(data: GCDData, cache: TrunkCache, seed: int, views: int | None) -> CachedViews:
+    return CachedViews(cache, data, seed=seed, views=views)
 
 
 def _with_pixels(data: GCDData, config: Config, automatic: AutomaticPixels | None, main: bool) -> GCDData:
@@ -110,84 +154,3 @@ def _with_pixels(data: GCDData, config: Config, automatic: AutomaticPixels | Non
     if cache is None and automatic.build and fits(folder, size):
         cache = pixel_cache(folder, images, fixed, progress=main)
     return replace(data, cache=cache)
-
-
-class _Draws:
-    """Seeds and sizes that both kinds of batches share."""
-
-    def __init__(self, data: GCDData, config: Config, weighting: str, rank: int, world: int) -> None:
-        self.data, self.config, self.weighting, self.rank, self.world = data, config, weighting, rank, world
-        # The reference model and the clustering have their own random draws.
-        self.reference_seed, self.clustering_seed = (draw_key(config.seed, -1, i) for i in (0, 4))
-
-    def train(self, fetch: Dataset | None = None) -> TrainLoader:
-        return train_loader(
-            self.data,
-            batch_size=self.config.batch_size,
-            seed=self.config.seed,
-            views=VIEWS,
-            weighting=self.weighting,
-            workers=self.config.workers,
-            rank=self.rank,
-            world=self.world,
-            fetch=fetch,
-        )
-
-    def in_order(self, fetch: Dataset, first: int, last: int, seed: int) -> TrainLoader:
-        """Images `first` to `last` - 1 of the merged set, in order."""
-        order = torch.arange(first, last)
-        return TrainLoader(
-            fetch,
-            lambda _: order,
-            size=len(order),
-            batch_size=TEST_BATCH,
-            seed=seed,
-            drop_last=False,
-            workers=self.config.workers,
-        )
-
-
-def _from_pixels(draws: _Draws) -> Batches:
-    data, workers = draws.data, draws.config.workers
-    labelled = labelled_loader(data, batch_size=TEST_BATCH, train=False, workers=workers)
-    unlabelled = evaluation_loader(data, batch_size=TEST_BATCH, workers=workers)
-    one_view = KeyedViews(data.merged, data.train_transform, 1, draws.clustering_seed)
-    return Batches(
-        train=draws.train(),
-        labelled_train=labelled_loader(
-            data,
-            batch_size=draws.config.reference_batch_size,
-            train=True,
-            seed=draws.reference_seed,
-            views=VIEWS,
-            workers=workers,
-        ),
-        labelled=lambda: labelled,
-        unlabelled=lambda: unlabelled,
-        augmented=draws.in_order(one_view, 0, len(data.merged), draws.clustering_seed),
-        identity={"pixels": data.image_size},
-    )
-
-
-def _from_tokens(draws: _Draws, cache: TrunkCache) -> Batches:
-    data, config = draws.data, draws.config
-    count, test_view = len(data.labelled), CachedViews(cache, data, views=None)
-    labelled = draws.in_order(test_view, 0, count, config.seed)
-    unlabelled = draws.in_order(test_view, count, len(data.merged), config.seed)
-    one_view = CachedViews(cache, data, seed=draws.clustering_seed, views=1)
-    return Batches(
-        train=draws.train(CachedViews(cache, data, seed=config.seed, views=VIEWS)),
-        labelled_train=TrainLoader(
-            CachedViews(cache, data, seed=draws.reference_seed, views=VIEWS),
-            lambda generator: torch.randperm(count, generator=generator),
-            size=count,
-            batch_size=config.reference_batch_size,
-            seed=draws.reference_seed,
-            drop_last=False,
-            workers=config.workers,
-        ),
-        labelled=lambda: labelled.epoch(0),
-        unlabelled=lambda: unlabelled.epoch(0),
-        augmented=draws.in_order(one_view, 0, len(data.merged), draws.clustering_seed),
-        identity={"tokens": cache.made_of},
-    )

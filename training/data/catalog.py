@@ -23,7 +23,7 @@ from eagc_ops.training.config.datasets import DATASETS, SPECS, channels_of
 from eagc_ops.training.config.places import check_root
 from eagc_ops.training.config.schema import Glyphs
 from eagc_ops.training.data.glyphs import drawn_glyphs
-from eagc_ops.training.data.image_files import image_size, read_image
+from eagc_ops.training.data.image_files import HEIC, ImageError, image_size, read_image, reads_heic, shown
 from eagc_ops.training.data.pickles import ARRAYS, read_pickle
 
 DEFAULT_GLYPHS = Glyphs()
@@ -40,6 +40,7 @@ class Images:
     home: str = ""  # folder below which the files lie
     notes: tuple[str, ...] = ()  # which folder was read, and similar remarks for the user
     in_grey: bool = False  # whether images in colour are converted to one channel
+    upright: bool = False  # whether files are turned as their EXIF orientation says
 
     def __len__(self) -> int:
         return len(self.targets)
@@ -49,16 +50,17 @@ class Images:
         if isinstance(self.source, np.ndarray):
             image = Image.fromarray(self.source[position])
         else:
-            image = read_image(self.source[position])  # in RGB: grey comes back from it with the same bits
+            # In RGB: grey comes back from it with the same bits.
+            image = read_image(self.source[position], upright=self.upright)
         return image.convert("L") if self.in_grey else image
 
     def size(self, position: int) -> tuple[int, int]:
         """(width, height) of the image, from the header of its file."""
         if isinstance(self.source, np.ndarray):
             return self.source.shape[2], self.source.shape[1]
-        return image_size(self.source[position])
+        return image_size(self.source[position], upright=self.upright)
 
-    def origin(self, positions: Sequence[int] | None = None) -> str:
+    def origin(self, positions: Sequence[int] | np.ndarray | None = None) -> str:
         """The sha256 of the files' names, sizes and times of change, or of the pixels of images in memory.
 
         `positions`: of these images alone. No file is read for it.
@@ -110,6 +112,7 @@ def read_images(
     check_root(name, root)
     if spec.bundled:
         return _BUNDLED[name](glyphs)
+    assert root is not None  # `check_root`
     root = Path(root).expanduser()
     nested = spec.inner != "" and (root / spec.inner).is_dir()
     home = root / spec.inner if nested else root
@@ -143,24 +146,32 @@ class FilesBelow(NamedTuple):
     paths: list[str]  # images
     others: Counter[str]  # files of other types, by their extension
     hidden: int  # files
+    outside: int = 0  # images that lie outside of the folder, behind links
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What was left out, for the user."""
         kinds = ", ".join(f"{count:,} {suffix}" for suffix, count in sorted(self.others.items()))
+        if any(suffix in self.others for suffix in HEIC):
+            kinds += " (HEIC pictures are read with the package pillow-heif: pip install pillow-heif)"
         lines = (
             kinds and f"files of other types, left out: {kinds}",
             self.hidden and f"hidden files, left out: {self.hidden:,}",
+            self.outside and f"images behind links that lead outside of the folder, used: {self.outside:,}",
         )
         return tuple(line for line in lines if line)
 
 
 def image_files(top: Path) -> FilesBelow:
-    """The images below the folder `top`, in torchvision's order. Links to folders are followed once."""
+    """The images below the folder `top`, in torchvision's order. Links to folders are followed once.
+
+    HEIC pictures are among them where pillow-heif is installed. A folder that cannot be read is an error.
+    """
     found = FilesBelow([], Counter(), 0)
-    hidden, entered = 0, set()
+    hidden, outside, entered = 0, 0, set()
     folders = []
-    for folder, inner, files in os.walk(top, followlinks=True):
+    home, extensions = os.path.realpath(top), (*IMG_EXTENSIONS, *(HEIC if reads_heic() else ()))
+    for folder, inner, files in os.walk(top, followlinks=True, onerror=_unreadable_folder):
         if (place := os.path.realpath(folder)) in entered:  # a link to a folder above it
             inner.clear()
             continue
@@ -168,15 +179,28 @@ def image_files(top: Path) -> FilesBelow:
         folders.append((folder, files))
     for folder, files in sorted(folders):
         inside = os.path.relpath(folder, top).split(os.sep)
+        is_outside = not _below(home, os.path.realpath(folder))
         is_hidden = any(part.startswith(".") and part != "." for part in inside)
         for file in sorted(files):
             if is_hidden or file.startswith("."):
                 hidden += 1
-            elif file.lower().endswith(IMG_EXTENSIONS):
-                found.paths.append(os.path.join(folder, file))
+            elif file.lower().endswith(extensions):
+                found.paths.append(path := os.path.join(folder, file))
+                outside += is_outside or (os.path.islink(path) and not _below(home, os.path.realpath(path)))
             else:
                 found.others[os.path.splitext(file)[1].lower() or "no extension"] += 1
-    return found._replace(hidden=hidden)
+    return found._replace(hidden=hidden, outside=outside)
+
+
+def _below(home: str, place: str) -> bool:
+    return place == home or place.startswith(home.rstrip(os.sep) + os.sep)
+
+
+def _unreadable_folder(error: OSError) -> None:
+    raise ImageError(
+        f"the folder {shown(str(error.filename))} cannot be read ({error.strerror}): allow it to be read, or "
+        "move it away"
+    ) from error
 
 
 def _check_classes(targets: np.ndarray, classes: int) -> None:
@@ -351,7 +375,8 @@ def _tree(directory: Path, names: list[str], allow_empty: bool = False) -> Image
     targets = [index for index, below in enumerate(found) for _ in below.paths]
     empty = [name for name, below in zip(names, found) if not below.paths]
     others = sum((below.others for below in found), Counter())
-    notes = FilesBelow([], others, sum(below.hidden for below in found)).notes
+    hidden, outside = (sum(getattr(below, name) for below in found) for name in ("hidden", "outside"))
+    notes = FilesBelow([], others, hidden, outside).notes
     if empty and not allow_empty:
         raise FileNotFoundError(
             f"{len(empty)} class folders have no image ({', '.join(empty[:5])}); images are "

@@ -12,8 +12,8 @@ from typing import NamedTuple
 from torchvision.datasets import CIFAR10, CIFAR100, FGVCAircraft
 from torchvision.datasets.utils import download_and_extract_archive
 
-from eagc_ops.files import naming_full_disks
-from eagc_ops.locks import lock
+from eagc_ops.app.files import naming_full_disks
+from eagc_ops.app.locks import lock
 from eagc_ops.training.config.datasets import SPECS
 
 __all__ = ["download"]
@@ -29,9 +29,9 @@ class _Archive(NamedTuple):
 
 
 def _archive(name: str) -> _Archive:
-    """Where torchvision finds an archive. It has no checksum of Aircraft; this is the publisher's."""
+    """Where torchvision finds an archive. It has no checksum of Aircraft; ours is the publisher's."""
     if name == "aircraft":
-        return _Archive(FGVCAircraft._URL, "d4acdd33327262359767eeaa97a4f732")
+        return _Archive(FGVCAircraft._URL, SPECS[name].archive_md5)
     official = {"cifar10": CIFAR10, "cifar100": CIFAR100}[name]
     return _Archive(official.url, official.tgz_md5)
 

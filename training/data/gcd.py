@@ -18,10 +18,10 @@ from eagc_ops.training.config.places import check_split_file
 from eagc_ops.training.config.schema import Glyphs
 from eagc_ops.training.data.catalog import DEFAULT_GLYPHS, GREY, Images, read_images
 from eagc_ops.training.data.image_files import read_list, shown
+from eagc_ops.training.data.listing import Listing
 from eagc_ops.training.data.pixel_cache import PixelCache
 from eagc_ops.training.data.splits import class_split, label_map, labelled_positions, missing_labels
 from eagc_ops.training.data.transforms import TRANSFORMS, SplitTransform, pixels_of
-from eagc_ops.training.data.two_folders import TwoFolders
 
 
 class ImageSubset(Dataset):
@@ -65,8 +65,8 @@ class Merged(Dataset):
         """As an item, with uint8 (C, H, W) of `split.fixed(image)` in place of the image."""
         part, i = self._place(j)
         if self.cache is None or self.cache.fixed != split.name:
-            image, *rest = part[i]
-            return torch.from_numpy(pixels_of(split.fixed(image))), *rest, part is self.labelled
+            image, label, uq_idx = part[i]
+            return torch.from_numpy(pixels_of(split.fixed(image))), label, uq_idx, part is self.labelled
         position = int(part.uq_idx[i])
         return self.cache.pixels(position), int(part.labels[i]), position, part is self.labelled
 
@@ -106,9 +106,11 @@ class GCDData:
     @property
     def in_order(self) -> Merged:
         """All images in the order of the data set, whatever the split, as items without labels."""
-        parts = np.arange(0), np.arange(len(self.images))
         no_labels = np.full(max(self.images.targets.max(), 0) + 1, -1)
-        return Merged(*(ImageSubset(self.images, part, no_labels) for part in parts), self.cache)
+        labelled, unlabelled = (
+            ImageSubset(self.images, part, no_labels) for part in (np.arange(0), np.arange(len(self.images)))
+        )
+        return Merged(labelled, unlabelled, self.cache)
 
 
 def open_data(
@@ -145,7 +147,7 @@ def open_data(
     if image_size is not None and image_size < 1:
         raise ValueError(f"image_size must be >= 1, got {image_size}")
     if name in SPECS and not SPECS[name].truth:
-        return _open_discovery(name, split_file, image_size, flip, channels)
+        return _open_listing(name, split_file, image_size, flip, channels)
     images = read_images(name, root, glyphs=glyphs, channels=channels)
     spec = SPECS[name]
     known = glyphs.known if name == "glyphs" else None
@@ -158,7 +160,8 @@ def open_data(
         labelled, unlabelled = (part[np.isin(part, kept)] for part in (labelled, unlabelled))
         if len(labelled) == 0:
             raise ValueError(f"skip_unreadable {str(skip_unreadable)!r} leaves no labelled image")
-        warnings.warn(note, stacklevel=2)
+        if len(kept) < len(images):
+            warnings.warn(note, stacklevel=2)
         notes = (*notes, note)
     if fault := missing_labels(images.targets[labelled], split, images.names):
         warnings.warn(fault, stacklevel=2)
@@ -187,21 +190,21 @@ def open_data(
     )
 
 
-def _open_discovery(
+def _open_listing(
     name: str, listing: str | Path | None, image_size: int | None, flip: bool | None, channels: int | None
 ) -> GCDData:
     """The images in the file `listing`, of which some have no class."""
     if listing is None:
         raise ValueError(f"split_file is missing: {SPECS[name].title} are listed in a file of the discovery")
     check_split_file(name, listing)
-    folders, spec = TwoFolders.read(Path(listing)), SPECS[name]
+    folders, spec = Listing.read(Path(listing)), SPECS[name]
     paths = [path for path, _ in folders.training] + folders.unlabelled_images
     known, count = len(folders.classes), len(folders.training)
     # The class -1 of an unlabelled image is the last entry of `labels`.
     targets = np.array([c for _, c in folders.training] + [-1] * len(folders.unlabelled_images), np.int64)
     labels = np.append(np.arange(known), -1)
     in_grey = channels_of(name, channels) < spec.channels
-    images = Images(paths, targets, folders.classes, folders.labelled, in_grey=in_grey)
+    images = Images(paths, targets, folders.classes, folders.labelled, in_grey=in_grey, upright=True)
     size = spec.image_size if image_size is None else image_size
     train, test = TRANSFORMS[spec.transforms](size, spec.flip if flip is None else flip, images.channels)
     return GCDData(

@@ -1,10 +1,10 @@
 """The data set `glyphs`: characters drawn with the fonts that come with matplotlib, and deformed.
 
 A class is a character. `glyphs.txt` lists those that serve as classes, in the order in which they are taken,
-and then the others, for pretraining; `choose_characters` made it. Every image is keyed by its character and
-its number, so its bits depend neither on how many classes nor on how many images are asked for. They
-depend on what draws them: `SPECIMEN` tells whether Pillow, FreeType, numpy and scipy drew here what they
-drew for this project.
+and then the others, for pretraining; the rule is in `tests/support/glyph_characters.py`. Every image is keyed
+by its character and its number, so its bits depend neither on how many classes nor on how many images are
+asked for. They depend on what draws them: `SPECIMEN` tells whether Pillow, FreeType, numpy and scipy drew
+here what they drew for this project.
 """
 
 from __future__ import annotations
@@ -12,10 +12,9 @@ from __future__ import annotations
 import functools
 import hashlib
 import io
-import unicodedata
 import warnings
 import zipfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -25,19 +24,21 @@ import scipy
 from PIL import Image, ImageDraw, ImageFont, features
 from scipy import ndimage
 
-from eagc_ops.files import atomic_write, fingerprint, remove_partials
+from eagc_ops.app.files import atomic_write, fingerprint, remove_partials
+from eagc_ops.app.locks import lock
 from eagc_ops.kernels.cache_folder import cache_folder
-from eagc_ops.locks import lock
-from eagc_ops.training.config.schema import CHARACTERS, Glyphs
+from eagc_ops.training.config.schema import Glyphs
 
 __all__ = [
     "SIDE",
     "SPECIMEN",
     "DrawnGlyphs",
-    "choose_characters",
+    "Font",
     "class_characters",
     "draw",
+    "drawn_character",
     "drawn_glyphs",
+    "fonts",
     "other_characters",
     "specimen",
 ]
@@ -86,7 +87,9 @@ def draw(characters: str, per_class: int, strength: float) -> np.ndarray:
     """`per_class` images of every character, uint8 (characters, per_class, SIDE, SIDE)."""
     images = np.empty((len(characters), per_class, SIDE, SIDE), np.uint8)
     for of_character, character in zip(images, characters):
-        clean = [_drawn(character, font.pillow) for font in _fonts() if ord(character) in font.characters]
+        clean = [
+            drawn_character(character, font.pillow) for font in fonts() if ord(character) in font.characters
+        ]
         for i, font in zip(range(per_class), _font_order(character, len(clean))):
             of_character[i] = _deformed(clean[font], np.random.default_rng([ord(character), i + 1]), strength)
     return images
@@ -107,81 +110,6 @@ def specimen() -> str:
     return hashlib.sha256(draw(class_characters()[:4], 20, 1.0).tobytes()).hexdigest()
 
 
-# The characters -------------------------------------------------------------------------------------------
-
-# In the order in which they are looked at: digits, Latin, Greek, Cyrillic, Armenian, Georgian, signs.
-_RANGES = [
-    (0x30, 0x3A),
-    (0x41, 0x5B),
-    (0x61, 0x7B),
-    (0x391, 0x3CA),
-    (0x410, 0x450),
-    (0x402, 0x410),
-    (0x452, 0x460),
-    (0x531, 0x557),
-    (0x561, 0x588),
-    (0x10D0, 0x10F1),
-    (0x21, 0x7F),
-    (0xA1, 0x100),
-    (0x2190, 0x21FF),
-    (0x2200, 0x2300),
-    (0x2100, 0x2150),
-    (0x25A0, 0x2600),
-    (0x2600, 0x2700),
-    (0x180, 0x250),
-    (0x250, 0x2B0),
-]
-_LEAST_FONTS = 12
-_COMPARED = ("DejaVuSans", "DejaVuSans-Bold", "DejaVuSansMono", "DejaVuSerif", "DejaVuSerif-Italic")
-_ALIKE = 0.92  # correlation of blurred drawings from which on two characters are look-alikes
-
-
-def choose_characters() -> tuple[str, str]:
-    """(classes, others): the rule behind `glyphs.txt`.
-
-    Characters are looked at in a fixed order. One stays if 12 of the 16 fonts have it and if it is no
-    look-alike of one that stayed before: the correlation of their blurred drawings, averaged over those of
-    five fonts that have both, is below 0.92. The first 200 that stay are the classes, shuffled once, so that
-    the first N of them mix scripts.
-    """
-    fonts = [font for font in _fonts() if font.name in _COMPARED]
-    kept: list[str] = []
-    signatures = np.empty((2000, len(fonts), 256), np.float32)
-    for character in _candidates():
-        signature = _signature(character, fonts)
-        before = signatures[: len(kept)]
-        both = (before.any(2) & signature.any(1)).sum(1)
-        alike = np.einsum("cfp,fp->c", before, signature) / np.maximum(both, 1)
-        if (alike < _ALIKE).all():
-            signatures[len(kept)] = signature
-            kept.append(character)
-    order = np.random.default_rng(0).permutation(CHARACTERS)
-    return "".join(kept[i] for i in order), "".join(kept[CHARACTERS:])
-
-
-def _candidates() -> Iterator[str]:
-    seen: set[int] = set()
-    for first, end in _RANGES:
-        for code in range(first, end):
-            if code not in seen and sum(code in font.characters for font in _fonts()) >= _LEAST_FONTS:
-                seen.add(code)
-                if unicodedata.category(chr(code)) not in ("Cf", "Cn", "Zs"):  # nothing to see
-                    yield chr(code)
-
-
-def _signature(character: str, fonts: Iterable[_Font]) -> np.ndarray:
-    """float32 (fonts, 256): blurred drawings, centred and of unit norm; 0 where a font lacks it."""
-    rows = []
-    for font in fonts:
-        if ord(character) not in font.characters:
-            rows.append(np.zeros(256, np.float32))
-            continue
-        blurred = ndimage.gaussian_filter(_drawn(character, font.pillow), 2.0)[2::4, 2::4].ravel()
-        blurred -= blurred.mean()
-        rows.append(blurred / np.linalg.norm(blurred))
-    return np.stack(rows)
-
-
 @functools.cache
 def _listed() -> tuple[str, str]:
     classes, others = Path(__file__).with_name("glyphs.txt").read_text(encoding="utf-8").splitlines()
@@ -191,26 +119,26 @@ def _listed() -> tuple[str, str]:
 # Drawing --------------------------------------------------------------------------------------------------
 
 
-class _Font(NamedTuple):
+class Font(NamedTuple):
     name: str
     pillow: ImageFont.FreeTypeFont
     characters: frozenset[int]
 
 
 @functools.cache
-def _fonts() -> tuple[_Font, ...]:
+def fonts() -> tuple[Font, ...]:
     import matplotlib
     from fontTools.ttLib import TTFont  # comes with matplotlib
 
     folder = Path(matplotlib.get_data_path(), "fonts", "ttf")
-    fonts = []
+    found = []
     for name in _FONTS:
         file = folder / f"{name}.ttf"
         # The basic layout: another one may not be there, and single characters need none.
         pillow = ImageFont.truetype(str(file), 56, layout_engine=ImageFont.Layout.BASIC)
         with TTFont(file, lazy=True) as opened:
-            fonts.append(_Font(name, pillow, frozenset(opened.getBestCmap())))
-    return tuple(fonts)
+            found.append(Font(name, pillow, frozenset(opened.getBestCmap())))
+    return tuple(found)
 
 
 def _font_order(character: str, count: int) -> Iterator[int]:
@@ -220,14 +148,16 @@ def _font_order(character: str, count: int) -> Iterator[int]:
         yield from generator.permutation(count)
 
 
-def _drawn(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray:
+def drawn_character(character: str, font: ImageFont.FreeTypeFont) -> np.ndarray:
     """float32 (_CANVAS, _CANVAS) in [0, 1]: the character, 1 where there is ink, in the middle."""
-    left, top, right, bottom = font.getbbox(character)
+    left, top, right, bottom = map(int, font.getbbox(character))
     image = Image.new("L", (right - left + 8, bottom - top + 8))
     ImageDraw.Draw(image).text((4 - left, 4 - top), character, font=font, fill=255)
     ink = image.crop(image.getbbox())
     scale = _INK / max(ink.size)
-    ink = ink.resize((max(3, round(ink.width * scale)), max(3, round(ink.height * scale))), Image.BICUBIC)
+    ink = ink.resize(
+        (max(3, round(ink.width * scale)), max(3, round(ink.height * scale))), Image.Resampling.BICUBIC
+    )
     canvas = Image.new("L", (_CANVAS, _CANVAS))
     canvas.paste(ink, ((_CANVAS - ink.width) // 2, (_CANVAS - ink.height) // 2))
     return np.asarray(canvas, np.float32) / 255

@@ -13,23 +13,37 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image
 
-from eagc_ops.files import atomic_write
-from eagc_ops.training.progress import bar as progress_bar
+from eagc_ops.app.console import progress_bar
+from eagc_ops.app.files import atomic_write
 
 __all__ = [
+    "HEIC",
     "ImageError",
     "Inspection",
     "find_unreadable",
     "image_size",
     "inspect",
+    "opened",
     "read_image",
     "read_list",
+    "reads_heic",
     "shown",
     "write_list",
 ]
 
 # The bytes that end a complete file. Other formats have no such mark.
 _ENDS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB\x60\x82"}
+_ORIENTATION = 0x0112  # the EXIF tag: how the camera was held
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+HEIC = (".heic", ".heif")  # as many telephones store photographs
 _THREADS = 8  # PIL releases the interpreter's lock while it reads and decodes
 
 
@@ -37,38 +51,51 @@ class ImageError(OSError):
     """An image file cannot be read. The message is one line that names the file and the reason."""
 
 
-def read_image(path: str) -> Image.Image:
+def read_image(path: str, *, upright: bool = False) -> Image.Image:
     """The image in RGB, 8 bits per channel, decoded by PIL.
 
     Grey, CMYK, palette and 1-bit images are converted, and transparency is dropped, all as PIL does it.
     16-bit grey values are divided by 256; PIL itself would cut them off at 255. The EXIF orientation is
     ignored, as in the published loaders: a photograph that only says how the camera was held stays as it was
-    stored. A file that is not whole is an `ImageError`.
+    stored. `upright` turns it as people see it. A file that is not whole is an `ImageError`.
     """
     try:
-        with _opened(path) as image:
+        with opened(path) as image:
+            orientation = _orientation(image) if upright else 1
             if image.mode in ("I", "F"):
                 raise ValueError(f"32 bits per pixel (mode {image.mode}) have no fixed range; store 8 or 16")
             if image.mode.startswith("I;16"):
                 image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
-            return image.convert("RGB")
+            picture = image.convert("RGB")
     except Exception as error:  # a damaged file can make PIL raise almost anything
         raise _unreadable(path, error) from error
+    turn = _TURNS.get(orientation)
+    return picture if turn is None else picture.transpose(turn)
 
 
-def image_size(path: str) -> tuple[int, int]:
-    """(width, height) of an image, from its header."""
+def image_size(path: str, *, upright: bool = False) -> tuple[int, int]:
+    """(width, height) of an image, from its header; `upright`: as for `read_image`."""
     try:
-        with _opened(path) as image:
-            return image.size
+        with opened(path) as image:
+            lying = upright and _orientation(image) in (5, 6, 7, 8)
+            return image.size[::-1] if lying else image.size
     except Exception as error:  # as in `read_image`
         raise _unreadable(path, error) from error
 
 
+def _orientation(image: Image.Image) -> int:
+    try:
+        if image.format == "TIFF":  # PIL turns these itself as it reads the pixels, and takes the note away
+            image.load()
+        return image.getexif().get(_ORIENTATION, 1)
+    except Exception:  # a damaged note beside the picture does not damage the picture
+        return 1
+
+
 def _unreadable(path: str, error: Exception) -> ImageError:
     return ImageError(
-        f"cannot read the image {shown(path)}: {_reason(error)}; `eagc data verify --deep --skip-unreadable "
-        "FILE` lists such files, and --skip-unreadable FILE trains without them"
+        f"cannot read the image {shown(path)}: {_reason(error)}; `eagc data verify --deep` lists such "
+        "files, and --skip-unreadable leaves them out"
     )
 
 
@@ -85,7 +112,8 @@ def inspect(paths: Sequence[str], deep: bool = False, progress: bool = False) ->
     Without `deep`, a file is decoded only if it does not end as its format does: this finds files that were
     cut off. Damage in the middle takes `deep`, and not every format notices it.
     """
-    unreadable, modes = {}, Counter()
+    unreadable: dict[str, str] = {}
+    modes: Counter[str] = Counter()
     with (
         ThreadPoolExecutor(_THREADS) as pool,
         progress_bar(total=len(paths), desc="images", unit="image", mininterval=1, shown=progress) as bar,
@@ -117,13 +145,13 @@ def find_unreadable(paths: Sequence[str], skip: bool, progress: bool = False) ->
 
 def _inspect_one(path: str, deep: bool) -> tuple[str, str | None]:
     try:
-        with _opened(path) as image:
+        with opened(path) as image:
             mode, end = image.mode, _ENDS.get(image.format or "")
             whole = end is not None and _ends_with(path, end)
         if deep or not whole or mode in ("I", "F"):
             read_image(path)
         if deep:
-            with _opened(path) as image:
+            with opened(path) as image:
                 image.verify()  # the checksums of a PNG, which decoding does not compare
         return mode, None
     except ImageError as error:
@@ -132,9 +160,22 @@ def _inspect_one(path: str, deep: bool) -> tuple[str, str | None]:
         return "", _reason(error)
 
 
-def _opened(path: str) -> Image.Image:
+def reads_heic() -> bool:
+    """Whether HEIC pictures can be read, which takes the package pillow-heif."""
+    try:
+        from pillow_heif import register_heif_opener
+    except ModuleNotFoundError:
+        return False
+    register_heif_opener()
+    return True
+
+
+def opened(path: str) -> Image.Image:
+    """An image file whose header is read, HEIC too where pillow-heif is installed."""
     if os.path.getsize(path) == 0:
         raise ValueError("the file is empty")
+    if path.lower().endswith(HEIC) and not reads_heic():
+        raise ValueError("HEIC pictures take the package pillow-heif: pip install pillow-heif")
     return Image.open(path)
 
 
@@ -177,6 +218,6 @@ def read_list(file: str | Path) -> list[str]:
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(
             f"skip_unreadable {str(file)!r} is not a list of unreadable files, as `eagc data verify "
-            f'--skip-unreadable` writes it, {{"unreadable": {{"path": "reason"}}}}: {error!r}'
+            f'-o FILE` writes it, {{"unreadable": {{"path": "reason"}}}}: {error!r}'
         ) from error
     return list(paths)

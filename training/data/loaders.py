@@ -13,16 +13,20 @@ import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
-from eagc_ops import interrupts
+from eagc_ops.app import interrupts
 from eagc_ops.training.data.gcd import GCDData, Merged
 from eagc_ops.training.data.image_files import ImageError
 from eagc_ops.training.data.transforms import Normalization, split_transform
+
+Weighting = Literal["simgcd", "selex"]  # of labelled against unlabelled images, see `sampler_weights`
+GRACE = 30  # seconds that a data worker outlives SIGTERM: as long as Slurm waits before it kills
 
 
 class Draw(NamedTuple):
@@ -30,13 +34,14 @@ class Draw(NamedTuple):
 
     epoch: int
     position: int
-    index: int
+    index: int  # type: ignore[assignment]  # a tuple's own `index` is not used
 
 
 class Batch(NamedTuple):
     """B images on the CPU; `rows_of` in `rows.py` turns them into the rows of a step."""
 
-    stored: list[Tensor]  # the views as loaded: uint8 (B, C, H, W) with a normalization, or as `views`
+    # The views as loaded: uint8 (B, C, H, W) with a normalization, float16 tokens, or as `views`
+    stored: list[Tensor]
     label: Tensor  # (B,) int64, re-indexed
     uq_idx: Tensor  # (B,) int64
     mask: Tensor  # (B,) bool, True = labelled
@@ -48,14 +53,15 @@ class Batch(NamedTuple):
         return self.views_on("cpu")
 
     def views_on(self, device: torch.device | str) -> list[Tensor]:
-        """The views on a device. Bytes are normalized there: a quarter of the data has to move."""
+        """The views on a device. Bytes are normalized there, and float16 widened: less has to move."""
         moved = [view.to(device, non_blocking=True) for view in self.stored]
-        return moved if self.normalization is None else [self.normalization(view) for view in moved]
+        return [view.float() if self.normalization is None else self.normalization(view) for view in moved]
 
     def select(self, images: Tensor | slice) -> Batch:
         """Some images of the batch."""
-        stored, *columns = ([view[images] for view in self.stored], self.label, self.uq_idx, self.mask)
-        return Batch(stored, *(column[images] for column in columns), self.normalization)
+        stored = [view[images] for view in self.stored]
+        label, uq_idx, mask = (column[images] for column in (self.label, self.uq_idx, self.mask))
+        return Batch(stored, label, uq_idx, mask, self.normalization)
 
 
 def train_loader(
@@ -64,7 +70,7 @@ def train_loader(
     batch_size: int,
     seed: int,
     views: int = 2,
-    weighting: Literal["simgcd", "selex"] = "simgcd",
+    weighting: Weighting = "simgcd",
     workers: int = 0,
     rank: int = 0,
     world: int = 1,
@@ -97,18 +103,21 @@ def train_loader(
 
 
 def labelled_loader(
-    data: GCDData, *, batch_size: int, train: bool, seed: int = 0, views: int = 2, workers: int = 0
-) -> TrainLoader | SequentialLoader:
-    """The labelled set.
+    data: GCDData,
+    *,
+    batch_size: int,
+    seed: int = 0,
+    views: int = 2,
+    workers: int = 0,
+    fetch: Dataset | None = None,
+) -> TrainLoader:
+    """The labelled set, for the reference model: shuffled, augmented, the last partial batch kept.
 
-    `train=True` (reference training) gives a `TrainLoader`: shuffled, augmented, the last partial batch kept.
-    `train=False` (conceptor and energies) gives a `SequentialLoader`: one view by the test transform.
+    `fetch`: as for `train_loader`.
     """
     size = len(data.labelled)
-    if not train:
-        return SequentialLoader(data, torch.arange(size), batch_size, workers)
     return TrainLoader(
-        KeyedViews(data.merged, data.train_transform, views, seed),
+        KeyedViews(data.merged, data.train_transform, views, seed) if fetch is None else fetch,
         lambda generator: torch.randperm(size, generator=generator),
         size=size,
         batch_size=batch_size,
@@ -118,12 +127,16 @@ def labelled_loader(
     )
 
 
-def evaluation_loader(data: GCDData, *, batch_size: int = 256, workers: int = 0) -> SequentialLoader:
-    """The unlabelled set in order, one view by the test transform."""
-    return SequentialLoader(data, torch.arange(len(data.labelled), len(data.merged)), batch_size, workers)
+def evaluation_loader(
+    data: GCDData, *, labelled: bool = False, batch_size: int = 256, workers: int = 0
+) -> InOrder:
+    """The unlabelled set in order, or the labelled one: one view by the test transform."""
+    first = len(data.labelled)
+    part = range(first) if labelled else range(first, len(data.merged))
+    return InOrder(KeyedViews(data.merged, data.test_transform, 1, 0), part, batch_size, workers)
 
 
-def sampler_weights(labelled: int, unlabelled: int, weighting: str = "simgcd") -> Tensor:
+def sampler_weights(labelled: int, unlabelled: int, weighting: Weighting = "simgcd") -> Tensor:
     """Weights of the draws, float64 (|L| + |U|,): 1 for a labelled image.
 
     An unlabelled image has |L| / |U| (simgcd: half of a batch is labelled on average) or |L| / (|L| + |U|)
@@ -169,8 +182,8 @@ class KeyedViews(Dataset):
         self.normalization = None if self.split is None else self.split.normalization
 
     def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
-        image, *rest = self.image(draw.index)
-        return self.views_of(image, draw), *rest
+        image, label, uq_idx, mask = self.image(draw.index)
+        return self.views_of(image, draw), label, uq_idx, mask
 
     def image(self, index: int) -> tuple[Any, int, int, bool]:
         """What the views are made of, a PIL image or resized pixels; label, uq_idx, mask."""
@@ -226,7 +239,7 @@ class TrainLoader:
             num_workers=workers,
             persistent_workers=workers > 0,
             collate_fn=partial(_collate, getattr(fetch, "normalization", None)),
-            worker_init_fn=_end_when_told,
+            worker_init_fn=end_after_the_step,
             pin_memory=torch.cuda.is_available(),
             generator=torch.Generator(),  # without one the loader draws a base seed from the global generator
         )
@@ -268,15 +281,14 @@ class TrainLoader:
             yield batch
 
 
-class SequentialLoader(TrainLoader):
-    """Items `order` of the merged set, one view by the test transform; can be iterated repeatedly."""
+class InOrder(TrainLoader):
+    """The items `part` of the merged set in order, as `fetch` maps them; can be iterated repeatedly."""
 
-    def __init__(self, data: GCDData, order: Tensor, batch_size: int, workers: int) -> None:
-        fetch = KeyedViews(data.merged, data.test_transform, 1, 0)
+    def __init__(self, fetch: Dataset, part: range, batch_size: int, workers: int = 0) -> None:
         super().__init__(
             fetch,
-            lambda _: order,
-            size=len(order),
+            lambda _: torch.tensor(part),
+            size=len(part),
             batch_size=batch_size,
             seed=0,
             drop_last=False,
@@ -297,9 +309,17 @@ class _Sampler:
         return iter(self.draws)
 
 
-def _end_when_told(_: int) -> None:
-    """A worker does not take over its parent's way of handling SIGTERM."""
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+def end_after_the_step(_: int) -> None:
+    """SIGTERM to all processes, as Slurm sends it, does not take its images from the step under way.
+
+    A data worker ends with its loader; if it does not, SIGTERM still ends it, a moment later.
+    """
+
+    def later(number: int, frame: FrameType | None) -> None:
+        signal.signal(number, signal.SIG_DFL)
+        signal.alarm(GRACE)
+
+    signal.signal(signal.SIGTERM, later if hasattr(signal, "alarm") else signal.SIG_DFL)
 
 
 def _collate(normalization: Normalization | None, items: list[tuple[list[Tensor], int, int, bool]]) -> Batch:

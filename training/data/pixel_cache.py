@@ -1,9 +1,9 @@
 """Decoded and resized images on disk: what every draw of an image has in common is done once.
 
-A directory holds `pixels.bin`, uint8 (C, H, W) of one image after the other in the order of the data set;
-`sizes.bin`, for each image its height, width and CRC-32; and the record of `cache_files.py`, with which a
-killed build goes on. Its name is the fingerprint of what it was made of, so caches of different data sets,
-sizes or versions of a file lie side by side in one folder. It can be deleted at any time.
+An `ImageCache` of `pixels.bin`, uint8 (C, H, W) of one image after the other, and `sizes.bin`, for each image
+its height, width and CRC-32. The name of its directory is the fingerprint of what it was made of, so caches
+of different data sets, sizes or versions of a file lie side by side in one folder. It can be deleted at any
+time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import shutil
 import zlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,18 +21,17 @@ import PIL.features
 import torch
 from PIL import Image
 from torch import Tensor
+from typing_extensions import Self
 
-from eagc_ops.files import fingerprint, naming_full_disks
-from eagc_ops.training.data.cache_files import AGAIN, CacheFiles, write_at
+from eagc_ops.app.files import fingerprint
+from eagc_ops.training.data.cache import Build, ImageCache
 from eagc_ops.training.data.catalog import Images
 from eagc_ops.training.data.transforms import pixels_of
-from eagc_ops.training.progress import bar as progress_bar
 
 __all__ = ["BUDGET", "LEAST", "PixelCache", "cache_bytes", "find_pixels", "fits", "pixel_cache"]
 
 # What is cached without being asked for, in bytes. Below LEAST, decoding takes no time worth a file.
 LEAST, BUDGET = 8_000_000, 16_000_000_000
-_SIZE = np.dtype([("height", "<u4"), ("width", "<u4"), ("crc32", "<u4")])
 _SAMPLE = 32  # images whose size is looked up before a build
 _CHUNK = 128  # images between two records
 _THREADS = min(8, os.cpu_count() or 1)  # PIL releases the interpreter's lock while it decodes and resizes
@@ -45,15 +44,13 @@ def pixel_cache(folder: str | Path, images: Images, fixed: Fixed, *, progress: b
 
     The build prints the size, then a progress bar. `fixed` is the resize of a transform; its repr names it.
     """
-    files = _files(Path(folder), images, fixed)
-    files.complete(lambda done: _build(files, images, fixed, done, progress))
-    return PixelCache(files)
+    return _of(Path(folder), images, fixed).complete(progress)
 
 
 def find_pixels(folder: str | Path, images: Images, fixed: Fixed) -> PixelCache | None:
     """The complete cache of these images below `folder`; None if there is none."""
-    files = _files(Path(folder), images, fixed)
-    return PixelCache(files) if files.done() == files.images else None
+    cache = _of(Path(folder), images, fixed)
+    return cache.opened() if cache.done() == len(cache) else None
 
 
 def cache_bytes(images: Images, fixed: Fixed) -> int:
@@ -70,45 +67,51 @@ def fits(folder: Path, size: int) -> bool:
     return LEAST <= size <= min(BUDGET, shutil.disk_usage(folder).free // 2)
 
 
-class PixelCache:
-    """Reads a complete cache. The first time that a process reads an image, its checksum is compared."""
+class PixelCache(ImageCache):
+    """Resized images; `source` is needed to make those that are missing."""
 
-    def __init__(self, files: CacheFiles) -> None:
-        done, size = files.done(), files.path.stat().st_size if files.path.exists() else 0
-        if done < files.images:
-            raise ValueError(f"{files} is not complete: {done} of {files.images} images; build it first")
-        sizes = _read_sizes(files, done)
-        channels = files.made_of["channels"]
-        lengths = channels * sizes["height"].astype(np.int64) * sizes["width"]
-        if size != (need := int(lengths.sum())):
-            raise ValueError(f"{files.path} is damaged: it has {size} of {need} bytes; {AGAIN}")
-        self.files, self.fixed = files, files.made_of["fixed"]
+    kind, data, index = "pixel cache", "pixels.bin", "sizes.bin"
+    entry = np.dtype([("height", "<u4"), ("width", "<u4"), ("crc32", "<u4")])
+    source: tuple[Images, Fixed]
+
+    @property
+    def fixed(self) -> str:
+        """The repr of the resize."""
+        return self.made_of["fixed"]
+
+    def opened(self) -> Self:
+        super().opened()
         # A private map, not a read-only one: torch has no tensors that cannot be written.
-        self._bytes = torch.from_file(str(files.path), shared=False, size=need, dtype=torch.uint8)
-        self._places = np.concatenate([[0], np.cumsum(lengths)])
-        self._sizes, self._compared = sizes, np.zeros(done, bool)
-
-    def __len__(self) -> int:
-        return len(self._sizes)
+        size = int(self.places[-1])
+        self._bytes = torch.from_file(str(self.path), shared=False, size=size, dtype=torch.uint8)
+        return self
 
     def pixels(self, position: int) -> Tensor:
         """uint8 (C, H, W) of an image, in the map: not to be written to."""
-        height, width, crc32 = self._sizes[position].tolist()
-        flat = self._bytes[self._places[position] : self._places[position + 1]]
-        if not self._compared[position]:
-            if zlib.crc32(flat.numpy()) != crc32:
-                raise ValueError(
-                    f"{self.files.path} is damaged: image {position} does not match its checksum; {AGAIN}"
-                )
-            self._compared[position] = True
+        height, width, _ = self.entries[position].tolist()
+        flat = self._bytes[self.places[position] : self.places[position + 1]]
+        self.compare(position, flat.numpy(), f"image {position}")
         return flat.view(-1, height, width)
 
-    def __reduce__(self):
-        # A worker process maps the file again instead of receiving its content.
-        return PixelCache, (self.files,)
+    def lengths(self, entries: np.ndarray) -> np.ndarray:
+        return self.made_of["channels"] * entries["height"].astype(np.int64) * entries["width"]
+
+    def missing(self, done: int) -> Build:
+        images, fixed = self.source
+        content, remedy = f"{len(images):,} images, resized = about", "switch it off (pixel_cache='off')"
+        return Build(content, cache_bytes(images, fixed), remedy, self._parts(done))
+
+    def _parts(self, done: int) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+        images, fixed = self.source
+        with ThreadPoolExecutor(_THREADS) as pool:
+            for first in range(done, len(images), _CHUNK):
+                chunk = range(first, min(first + _CHUNK, len(images)))
+                new = list(pool.map(lambda i: pixels_of(fixed(images.image(i))), chunk))
+                entries = [(*pixels.shape[1:], zlib.crc32(pixels.data)) for pixels in new]
+                yield new, np.array(entries, self.entry)
 
 
-def _files(folder: Path, images: Images, fixed: Fixed) -> CacheFiles:
+def _of(folder: Path, images: Images, fixed: Fixed) -> PixelCache:
     made_of = {
         "format": 1,
         "source": images.origin(),
@@ -119,49 +122,6 @@ def _files(folder: Path, images: Images, fixed: Fixed) -> CacheFiles:
         "pillow": PIL.__version__,
         "jpeg": PIL.features.version("jpg"),
     }
-    return CacheFiles("pixel cache", folder / fingerprint(made_of)[:16], "pixels.bin", made_of)
-
-
-def _read_sizes(files: CacheFiles, done: int) -> np.ndarray:
-    path = files.directory / "sizes.bin"
-    sizes = np.fromfile(path, _SIZE) if path.exists() else np.empty(0, _SIZE)
-    if len(sizes) < done:
-        raise ValueError(f"{path} is damaged: it has {len(sizes)} of {done} entries; {AGAIN}")
-    return sizes[:done]
-
-
-def _build(files: CacheFiles, images: Images, fixed: Fixed, done: int, progress: bool) -> None:
-    files.directory.mkdir(parents=True, exist_ok=True)
-    sizes, channels = _read_sizes(files, done), files.made_of["channels"]
-    place = int((channels * sizes["height"].astype(np.int64) * sizes["width"]).sum())
-    if (files.path.stat().st_size if files.path.exists() else 0) < place:
-        raise ValueError(f"{files.path} is shorter than its record says ({done} images); {AGAIN}")
-    size = max(cache_bytes(images, fixed), place)
-    files.announce(
-        f"{len(images):,} images, resized", size, size - place, "switch it off (pixel_cache='off')", "about "
-    )
-    if not done:
-        files.record(0)
-    sizes_path = files.directory / "sizes.bin"
-    files.path.touch()
-    sizes_path.touch()
-    with (
-        files.path.open("r+b") as file,
-        sizes_path.open("r+b") as table,
-        ThreadPoolExecutor(_THREADS) as pool,
-        progress_bar(
-            total=len(images), initial=done, unit="image", desc="pixel cache", mininterval=1, shown=progress
-        ) as bar,
-    ):
-        file.truncate(place)  # what a killed build wrote beyond its record
-        while done < len(images):
-            chunk = range(done, min(done + _CHUNK, len(images)))
-            new = list(pool.map(lambda i: pixels_of(fixed(images.image(i))), chunk))
-            entries = np.array([(*pixels.shape[1:], zlib.crc32(pixels)) for pixels in new], _SIZE)
-            with naming_full_disks(files.path, max(size - place, 1)):
-                write_at(file, place, b"".join(pixels.data for pixels in new))
-                write_at(table, done * _SIZE.itemsize, entries.tobytes())
-            place += sum(pixels.size for pixels in new)
-            done += len(new)
-            files.record(done)
-            bar.update(len(new))
+    cache = PixelCache(folder / fingerprint(made_of)[:16], made_of)
+    cache.source = images, fixed
+    return cache

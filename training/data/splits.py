@@ -2,7 +2,7 @@
 
 class_split         known and novel class lists: by formula, or from a split file
 drawn_classes       half of the classes, where all are known and some have to play novel
-labelled_positions  half of the pooled known-class images, drawn with seed 0 whatever the run's seed
+labelled_positions  half of the pooled known-class images, drawn with the split's seed, not the run's
 missing_labels      what to say if a known class has no labelled image
 label_map           known classes become 0 .. |K|-1 in list order, novel ones follow
 """
@@ -21,16 +21,6 @@ from eagc_ops.training.config.datasets import SPECS
 from eagc_ops.training.config.places import check_split_file
 from eagc_ops.training.data.pickles import CONTAINERS, INTEGER_SCALARS, read_pickle
 
-# The published split files and their sha256. The files are not redistributed here.
-PUBLISHED = {
-    name: (SPECS[name].split_file, digest)
-    for name, digest in {
-        "cub": "48bdcaa05603d932037738d3df776ab500945e9b7aeff85f4668305bf71bd1e7",
-        "scars": "28d471f0fb9e2c773e1255b8b447e542974f6617952203056a0635c638513d39",
-        "aircraft": "2a2481307cec7821721d6a73c1a3ca77db7e657649e043d1a83aa7dd81a5a194",
-        "herbarium19": "6ddd0b23888e9d9d8bd7150cafb608ddcf1804a1a1d601444e96edd499225170",
-    }.items()
-}
 BY_FORMULA = "class split made by formula"
 
 
@@ -41,6 +31,7 @@ class ClassSplit(NamedTuple):
     novel: tuple[int, ...]
     labelled_fraction: float = 0.5
     notes: tuple[str, ...] = ()
+    draw: int = 0  # seed of the draw of the labelled images
 
 
 def class_split(
@@ -53,12 +44,14 @@ def class_split(
     """The class split of the data set `name`; `names` are the class folders of a `folder` tree.
 
     - CIFAR, ImageNet-100, digits, glyphs: the first classes are known. For glyphs, `names` are its
-      characters and `known` is the number of known ones.
+      characters and `known` is the number of known ones, unless a `split_file` names them, as for `folder`.
     - Herbarium19: a formula, or its published file.
     - CUB, Cars, Aircraft (Semantic Shift Benchmark): `split_file`, the published .pkl or a .json with the
       same keys, {"known_classes": [...], "unknown_classes": {"Hard": [...], "Medium": [...], "Easy": [...]}}.
     - `folder`: `split_file`, a .json or .yaml {"known_classes": [names], "labelled_fraction": 0.5}; the other
-      folders are novel, in sorted order. `labelled_alone`: without a file all images are labelled.
+      folders are novel, in sorted order, or only those of "novel_classes": the images of the rest are not
+      used. "labelled_draw" is the seed of the draw of the labelled images, 0 if left out. `labelled_alone`:
+      without a file all images are labelled.
 
     >>> class_split("cifar10").novel
     (5, 6, 7, 8, 9)
@@ -67,15 +60,15 @@ def class_split(
     path = None if split_file is None else Path(split_file).expanduser()
     if name == "folder" and path is None:
         return ClassSplit(tuple(range(len(names))), (), 1.0, ("no split_file: all images are labelled",))
-    if name == "folder":
-        return _folder_split(path, names)
+    if path is not None and name in ("folder", "glyphs"):
+        return _named_split(path, names)
     spec = SPECS[name]
     if path is None and name == "herbarium19":
         # This draw gives the published list, order included.
-        known = np.random.RandomState(0).choice(683, 341, replace=False).tolist()
-        novel = sorted(set(range(683)) - set(known))
-        return ClassSplit(tuple(known), tuple(novel), notes=(BY_FORMULA,))
-    if name in PUBLISHED:
+        drawn = np.random.RandomState(0).choice(683, 341, replace=False).tolist()
+        novel = sorted(set(range(683)) - set(drawn))
+        return ClassSplit(tuple(drawn), tuple(novel), notes=(BY_FORMULA,))
+    if path is not None and spec.split_file:
         return _published_split(name, path)
     classes, known = range(len(names) or spec.known + spec.novel), spec.known if known is None else known
     return ClassSplit(tuple(classes[:known]), tuple(classes[known:]), notes=(BY_FORMULA,))
@@ -96,21 +89,23 @@ def labelled_positions(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Positions (int64) of the labelled set L and of the unlabelled set U.
 
-    L is `int(fraction * n)` of the n known-class images, drawn from the pool and not per class, always with
-    seed 0. With `permuted` it stays in drawn order, otherwise it is sorted. U has all other positions,
-    sorted.
+    L is `int(fraction * n)` of the n known-class images, drawn from the pool and not per class, with the
+    seed `split.draw`. With `permuted` it stays in drawn order, otherwise it is sorted. U has all other
+    positions of the classes of the split, sorted.
 
     >>> labelled_positions(np.array([1, 0, 1, 0, 2]), ClassSplit((0, 1), (2,)))
     (array([2, 3]), array([0, 1, 4]))
     """
     pool = np.flatnonzero(np.isin(targets, split.known))
-    drawn = pool[np.random.RandomState(0).permutation(len(pool))[: int(split.labelled_fraction * len(pool))]]
+    order = np.random.RandomState(split.draw).permutation(len(pool))
+    drawn = pool[order[: int(split.labelled_fraction * len(pool))]]
     if len(drawn) == 0:
         raise ValueError(
             f"labelled_fraction={split.labelled_fraction} of {len(pool)} known-class images "
             "leaves none labelled; raise it"
         )
-    return drawn if permuted else np.sort(drawn), np.setdiff1d(np.arange(len(targets)), drawn)
+    used = np.flatnonzero(np.isin(targets, split.known + split.novel))
+    return drawn if permuted else np.sort(drawn), np.setdiff1d(used, drawn)
 
 
 def missing_labels(targets: np.ndarray, split: ClassSplit, names: Sequence[str] = ()) -> str | None:
@@ -131,19 +126,22 @@ def missing_labels(targets: np.ndarray, split: ClassSplit, names: Sequence[str] 
 
 
 def label_map(split: ClassSplit) -> np.ndarray:
-    """int64 array: class index -> label. A label is old if it is below `len(split.known)`.
+    """int64 array: class index -> label; -1 for a class that the split leaves out.
 
-    >>> label_map(ClassSplit((2, 0), (3, 1))).tolist()
-    [1, 3, 0, 2]
+    A label is old if it is below `len(split.known)`.
+
+    >>> label_map(ClassSplit((2, 0), (4, 1))).tolist()
+    [1, 3, 0, -1, 2]
     """
     classes = split.known + split.novel
-    labels = np.empty(len(classes), np.int64)
+    labels = np.full(max(classes) + 1, -1, np.int64)
     labels[list(classes)] = np.arange(len(classes))
     return labels
 
 
 def _published_split(name: str, path: Path) -> ClassSplit:
-    file, published = PUBLISHED[name]
+    spec = SPECS[name]
+    file, published = spec.split_file, spec.split_sha256
     content = path.read_bytes()
     digest = hashlib.sha256(content).hexdigest()
     if path.suffix == ".json":
@@ -165,7 +163,6 @@ def _published_split(name: str, path: Path) -> ClassSplit:
         known, novel = _integers(known), _integers(novel)
     except (KeyError, TypeError, ValueError) as error:
         raise ValueError(f"{path} does not have the keys and integer lists of {file}: {error!r}") from error
-    spec = SPECS[name]
     if len(known) != spec.known or sorted(known + novel) != list(range(spec.known + spec.novel)):
         raise ValueError(
             f"{path} lists {len(known)} known and {len(novel)} novel classes; {spec.title} needs "
@@ -174,33 +171,48 @@ def _published_split(name: str, path: Path) -> ClassSplit:
     return ClassSplit(known, novel, notes=(note,))
 
 
-def _folder_split(path: Path, names: Sequence[str]) -> ClassSplit:
+def _named_split(path: Path, names: Sequence[str]) -> ClassSplit:
     entries = _parse(path, json.loads if path.suffix == ".json" else yaml.safe_load)
-    allowed = {"known_classes", "labelled_fraction"}
+    allowed = {"known_classes", "novel_classes", "labelled_fraction", "labelled_draw"}
     if not isinstance(entries, dict) or not {"known_classes"} <= entries.keys() <= allowed:
         raise ValueError(
-            f"{path} needs the key 'known_classes' and may have 'labelled_fraction', nothing else"
+            f"{path} needs the key 'known_classes' and may have 'novel_classes', 'labelled_fraction' and "
+            "'labelled_draw', nothing else"
         )
     known, fraction = entries["known_classes"], entries.get("labelled_fraction", 0.5)
+    novel, draw = entries.get("novel_classes"), entries.get("labelled_draw", 0)
     # YAML reads the names 001 and no as a number and a truth value.
-    if not isinstance(known, list) or not all(isinstance(k, str) for k in known):
-        raise ValueError(
-            f"{path}: 'known_classes' must be a list of folder names; put names such as 001 or no in quotes"
-        )
+    for key, classes in (("known_classes", known), ("novel_classes", novel)):
+        if (classes is not None or key == "known_classes") and (
+            not isinstance(classes, list) or not all(isinstance(name, str) for name in classes)
+        ):
+            raise ValueError(
+                f"{path}: {key!r} must be a list of folder names; put names such as 001 or no in quotes"
+            )
     unknown = [k for k in known if k not in names]
     if unknown or len(set(known)) != len(known) or not 0 < len(known) < len(names):
         raise ValueError(
             f"{path}: 'known_classes' must name some, not all, of {len(names)} folders, each once; "
             f"not among the folders: {unknown[:3]}"
         )
+    place = {name: i for i, name in enumerate(names)}
+    others = [name for name in names if name not in set(known)] if novel is None else novel
+    strange = [name for name in others if name not in place or name in known]
+    if strange or len(set(others)) != len(others) or not others:
+        raise ValueError(
+            f"{path}: 'novel_classes' must name some of the folders that are not known, each once; "
+            f"not among these: {strange[:3]}"
+        )
     if isinstance(fraction, bool) or not isinstance(fraction, int | float) or not 0 < fraction < 1:
         raise ValueError(f"{path}: 'labelled_fraction' must be between 0 and 1, got {fraction!r}")
-    novel = sorted(set(range(len(names))) - {names.index(k) for k in known})
+    if isinstance(draw, bool) or not isinstance(draw, int) or not 0 <= draw < 2**32:
+        raise ValueError(f"{path}: 'labelled_draw' must be a whole number from 0 to 2^32 - 1, got {draw!r}")
     return ClassSplit(
-        tuple(names.index(k) for k in known),
-        tuple(novel),
+        tuple(place[name] for name in known),
+        tuple(sorted(place[name] for name in others)),
         float(fraction),
         (f"class split read from {path}",),
+        draw,
     )
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -112,7 +112,7 @@ class SplitTransform(NamedTuple):
     normalization: Normalization
 
 
-def split_transform(transform: Callable) -> SplitTransform | None:
+def split_transform(transform: Any) -> SplitTransform | None:
     """The parts of a transform that resizes, crops or flips, and normalizes; None for any other one.
 
     >>> split_transform(protocol_transforms()[0]).name
@@ -157,10 +157,10 @@ class _Flip(NamedTuple):
         return pixels.flip(-1) if torch.rand(1) < self.p else pixels
 
 
-def _move(step: Callable) -> Callable[[Tensor], Tensor] | None:
+def _move(step: Any) -> Any:
     """A step that moves bytes and changes none, for a tensor; None for any other one.
 
-    It draws the numbers that torchvision's own draws, which takes twice the time on a tensor.
+    It draws the same numbers as torchvision's step, which takes twice as long on a tensor.
     """
     if type(step) is T.RandomCrop and step.padding is None and not step.pad_if_needed:
         return _Crop(step.size)

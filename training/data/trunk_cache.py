@@ -1,36 +1,31 @@
 """Trunk tokens of V augmented views and the test view of every image, on disk.
 
-Training on them never runs the trunk.
-
-A directory holds `tokens.bin`, an array (images, V + 1, N, D) in the order of the data set whose last view is
-the test view; `checksums.bin`, CRC-32 (images, V + 1) of each view's tokens; and the record of
-`cache_files.py`, with which a killed build goes on.
+Training on them never runs the trunk. An `ImageCache` of `tokens.bin`, an array (images, V + 1, N, D) in the
+order of the data set whose last view is the test view, and `checksums.bin`, CRC-32 of each view's tokens.
 """
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import warnings
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Subset
+from typing_extensions import Self
 
-from eagc_ops import interrupts
+from eagc_ops.app import interrupts
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.files import naming_full_disks
-from eagc_ops.training.data.cache_files import AGAIN, CacheFiles, write_at
+from eagc_ops.training.data.cache import Build, ImageCache
 from eagc_ops.training.data.gcd import GCDData
-from eagc_ops.training.data.loaders import Draw, KeyedViews, draw_key
-from eagc_ops.training.progress import bar as progress_bar
+from eagc_ops.training.data.loaders import Draw, KeyedViews, draw_key, end_after_the_step
+from eagc_ops.training.data.precision import autocast
 
-__all__ = ["CachedViews", "PixelViews", "TrunkCache", "cache_bytes", "choose_views", "trunk_cache"]
-
-_CHECKSUM = np.dtype("<u4")
+__all__ = ["CachedViews", "TrunkCache", "cache_bytes", "choose_views", "trunk_cache"]
 
 
 def trunk_cache(
@@ -40,6 +35,7 @@ def trunk_cache(
     *,
     views: int,
     half: bool = False,
+    precision: str = "no",
     seed: int = 0,
     batch_size: int = 32,
     workers: int = 0,
@@ -55,13 +51,14 @@ def trunk_cache(
 
     Args:
         views: V, the augmented views of every image.
-        half: store float16; the tokens are read back as float32.
+        half: store float16.
+        precision: "bf16" or "fp16": the trunk runs in it (autocast), as it does in a run without a cache.
         batch_size: images, of V + 1 views each, that go through the trunk at a time.
         progress: show the bar.
     """
-    files = _files(Path(directory), _made_of(encoder, data, views, half, seed))
-    files.complete(lambda done: _build(files, encoder, data, done, batch_size, workers, progress))
-    return TrunkCache(files.directory, files.made_of)
+    cache = TrunkCache(Path(directory), _made_of(encoder, data, views, half, precision, seed))
+    cache.source = _Source(encoder, data, batch_size, workers)
+    return cache.complete(progress)
 
 
 def cache_bytes(encoder: AnchoredEncoder, data: GCDData, *, views: int, half: bool = False) -> int:
@@ -70,38 +67,42 @@ def cache_bytes(encoder: AnchoredEncoder, data: GCDData, *, views: int, half: bo
     return len(data.images) * (views + 1) * tokens * width * (2 if half else 4)
 
 
-class TrunkCache:
-    """Reads a complete cache. `made_of` must equal the origin in its record.
+class _Source(NamedTuple):
+    """What the tokens are made of, and how."""
 
-    The first time that a process reads a view, its checksum is compared: nothing damaged is trained on.
-    """
+    encoder: AnchoredEncoder
+    data: GCDData
+    batch_size: int
+    workers: int
 
-    def __init__(self, directory: Path, made_of: dict[str, str | int]) -> None:
-        done = _files(directory, made_of).done()
-        shape = (made_of["images"], made_of["views"] + 1, made_of["tokens"], made_of["width"])
-        path, dtype = directory / "tokens.bin", np.dtype(made_of["dtype"])
-        size = path.stat().st_size if path.exists() else 0
-        if done < shape[0]:
-            raise ValueError(
-                f"trunk cache {directory} is not complete: {done} of {shape[0]} images; "
-                "build it with trunk_cache()"
-            )
-        if size != (need := int(np.prod(shape)) * dtype.itemsize):
-            raise ValueError(f"{path} is damaged: it has {size} of {need} bytes; {AGAIN}")
-        self.directory, self.made_of = directory, made_of
-        self._array = np.memmap(path, dtype, mode="r", shape=shape)
-        self._checksums = _read_checksums(directory, shape[:2])
-        self._compared = np.zeros(shape[:2], bool)
+
+class TrunkCache(ImageCache):
+    """Tokens of views; `source` is needed to make those that are missing."""
+
+    kind, data, index = "trunk cache", "tokens.bin", "checksums.bin"
+    source: _Source
+
+    @property
+    def entry(self) -> np.dtype:
+        return np.dtype([("crc32", "<u4", (self.views + 1,))])
 
     @property
     def views(self) -> int:
         return self.made_of["views"]
 
-    def __len__(self) -> int:
-        return self.made_of["images"]
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(V + 1, N, D): of an image."""
+        return self.views + 1, self.made_of["tokens"], self.made_of["width"]
+
+    def opened(self) -> Self:
+        super().opened()
+        shape = (len(self), *self.shape)
+        self._array = np.memmap(self.path, self.made_of["dtype"], mode="r", shape=shape)
+        return self
 
     def tokens(self, index: int, view: int | None = None) -> Tensor:
-        """float32 (N, D): `encoder.trunk` of a view (None: test view) of the image with uq_idx `index`."""
+        """(N, D) as stored: `encoder.trunk` of a view (None: test view) of the image with uq_idx `index`."""
         if not 0 <= index < len(self) or not (view is None or 0 <= view < self.views):
             raise IndexError(
                 f"index={index}, view={view}: the cache holds images 0..{len(self) - 1}, "
@@ -109,18 +110,52 @@ class TrunkCache:
             )
         place = index, self.views if view is None else view
         tokens = self._array[place]
-        if self._checksums is not None and not self._compared[place]:
-            if zlib.crc32(tokens) != self._checksums[place]:
-                raise ValueError(
-                    f"{self.directory / 'tokens.bin'} is damaged: view {place[1]} of image {index} does not "
-                    f"match its checksum; {AGAIN}"
-                )
-            self._compared[place] = True
-        return torch.from_numpy(tokens.astype(np.float32))
+        self.compare(place, tokens, f"view {place[1]} of image {index}")
+        return torch.from_numpy(tokens.copy())
 
-    def __reduce__(self):
-        # A worker process maps the file again instead of receiving its content.
-        return TrunkCache, (self.directory, self.made_of)
+    def lengths(self, entries: np.ndarray) -> np.ndarray:
+        size = int(np.prod(self.shape)) * np.dtype(self.made_of["dtype"]).itemsize
+        return np.full(len(entries), size, np.int64)
+
+    def missing(self, done: int) -> Build:
+        views, tokens, width = self.shape
+        dtype = self.made_of["dtype"]
+        content = f"{len(self)} images x ({views - 1} + 1) views x {tokens} x {width} {dtype} ="
+        size = len(self) * int(self.lengths(np.zeros(1))[0])
+        return Build(content, size, "store half precision or fewer views", self._parts(done))
+
+    def _parts(self, done: int) -> Iterator[tuple[list[np.ndarray], np.ndarray]]:
+        encoder, data, batch_size, workers = self.source
+        dtype, device = self.made_of["dtype"], next(encoder.parameters()).device
+        all_views = _AllViews(data, self.views, self.made_of["seed"])
+        loader = DataLoader(
+            Subset(all_views, range(done, len(self))),
+            batch_size,
+            num_workers=workers,
+            worker_init_fn=end_after_the_step,
+            generator=torch.Generator(),  # without one the loader draws a base seed from the global generator
+        )
+        with interrupts.unaware_children():
+            batches = iter(loader)
+        for batch in batches:
+            pixels = batch.flatten(0, 1).to(device)
+            if all_views.normalization is not None:
+                pixels = all_views.normalization(pixels)
+            with autocast(device, self.made_of.get("precision", "no")):
+                out = encoder.trunk(pixels).detach().to(getattr(torch, dtype))
+            if out.shape[1:] != self.shape[1:]:
+                raise ValueError(
+                    f"the trunk gives tokens {tuple(out.shape[1:])}, not {self.shape[1:]}: "
+                    "the images do not have the backbone's image size"
+                )
+            if not out.isfinite().all():
+                raise ValueError(
+                    f"tokens of images {done}..{done + len(batch) - 1} are not finite in {dtype}"
+                )
+            new = out.cpu().numpy()
+            sums = np.array([zlib.crc32(view) for view in new], "<u4").reshape(len(batch), -1)
+            yield [new], sums.view(self.entry)[:, 0]
+            done += len(batch)
 
 
 def choose_views(seed: int, draw: Draw, available: int, views: int = 2) -> list[int]:
@@ -140,8 +175,8 @@ class CachedViews(Dataset):
     """
 
     def __init__(self, cache: TrunkCache, data: GCDData, *, seed: int = 0, views: int | None = 2) -> None:
-        _check_views(views, cache.views)
-        self.cache, self.seed, self.views, self.rows = cache, seed, views, _rows(data)
+        check_views(views, cache.views)
+        self.cache, self.seed, self.views, self.rows = cache, seed, views, rows_of_items(data)
 
     def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
         chosen = [None] if self.views is None else choose_views(self.seed, draw, self.cache.views, self.views)
@@ -149,29 +184,7 @@ class CachedViews(Dataset):
         return [self.cache.tokens(uq_idx, v) for v in chosen], label, uq_idx, mask
 
 
-class PixelViews(Dataset):
-    """The views of `CachedViews` in pixels, for a run that is compared with a cached one."""
-
-    def __init__(
-        self, data: GCDData, available: int, *, seed: int = 0, views: int = 2, cache_seed: int = 0
-    ) -> None:
-        _check_views(views, available)
-        self.all = KeyedViews(data.in_order, data.train_transform, available, cache_seed)
-        self.seed, self.views, self.rows = seed, views, _rows(data)
-        self.normalization = self.all.normalization
-
-    def __getitem__(self, draw: Draw) -> tuple[list[Tensor], int, int, bool]:
-        label, uq_idx, mask = self.rows[draw.index]
-        pixels = self.all[_key_of(uq_idx)][0]
-        return (
-            [pixels[v] for v in choose_views(self.seed, draw, len(pixels), self.views)],
-            label,
-            uq_idx,
-            mask,
-        )
-
-
-def _rows(data: GCDData) -> list[tuple[int, int, bool]]:
+def rows_of_items(data: GCDData) -> list[tuple[int, int, bool]]:
     """(label, uq_idx, mask) of every item of `data.merged`."""
     return [
         (label, uq_idx, mask)
@@ -180,11 +193,11 @@ def _rows(data: GCDData) -> list[tuple[int, int, bool]]:
     ]
 
 
-def _key_of(index: int) -> Draw:
+def key_of(index: int) -> Draw:
     return Draw(epoch=-1, position=index, index=index)
 
 
-def _check_views(views: int | None, available: int) -> None:
+def check_views(views: int | None, available: int) -> None:
     if views is not None and not 1 <= views <= available:
         raise ValueError(
             f"views must be in 1 .. {available}, the number of cached views, got {views}; "
@@ -193,7 +206,7 @@ def _check_views(views: int | None, available: int) -> None:
 
 
 def _made_of(
-    encoder: AnchoredEncoder, data: GCDData, views: int, half: bool, seed: int
+    encoder: AnchoredEncoder, data: GCDData, views: int, half: bool, precision: str, seed: int
 ) -> dict[str, str | int]:
     """Everything the tokens depend on."""
     if views < 1:
@@ -224,25 +237,9 @@ def _made_of(
         "tokens": tokens,
         "width": width,
         "dtype": "float16" if half else "float32",
+        # Caches of fp32 trunks have no such entry, and stay what they are.
+        **({} if precision == "no" else {"precision": precision}),
     }
-
-
-def _files(directory: Path, made_of: dict[str, str | int]) -> CacheFiles:
-    return CacheFiles("trunk cache", directory, "tokens.bin", made_of)
-
-
-def _read_checksums(directory: Path, shape: tuple[int, ...]) -> np.ndarray | None:
-    path = directory / "checksums.bin"
-    if not path.exists():
-        warnings.warn(
-            f"trunk cache {directory} was built without checksums: damage would not be noticed; {AGAIN}",
-            stacklevel=4,
-        )
-        return None
-    checksums = np.fromfile(path, _CHECKSUM)
-    if checksums.size != np.prod(shape):
-        raise ValueError(f"{path} is damaged: it has {checksums.size} of {np.prod(shape)} entries; {AGAIN}")
-    return checksums.reshape(shape)
 
 
 class _AllViews(Dataset):
@@ -255,11 +252,11 @@ class _AllViews(Dataset):
         self.train = KeyedViews(data.in_order, data.train_transform, views, seed)
         self.test = KeyedViews(data.in_order, data.test_transform, 1, seed)
         splits = [views.split for views in (self.train, self.test)]
-        alike = None not in splits and len({(s.name, s.normalization) for s in splits}) == 1
+        alike = len({s and (s.name, s.normalization) for s in splits}) == 1  # None: of no transform
         self.normalization = self.train.normalization if alike else None
 
     def __getitem__(self, i: int) -> Tensor:
-        key = _key_of(i)
+        key = key_of(i)
         if self.normalization is not None:  # an image is decoded and resized once for all its views
             image = self.train.image(i)[0]
             return torch.stack(self.train.views_of(image, key) + self.test.views_of(image, key))
@@ -269,72 +266,3 @@ class _AllViews(Dataset):
 def _ready(views: KeyedViews, key: Draw) -> list[Tensor]:
     normalize = views.normalization or (lambda view: view)
     return [normalize(view) for view in views[key][0]]
-
-
-def _build(
-    files: CacheFiles,
-    encoder: AnchoredEncoder,
-    data: GCDData,
-    done: int,
-    batch_size: int,
-    workers: int,
-    progress: bool,
-) -> None:
-    directory, made_of = files.directory, files.made_of
-    images, views, tokens, width = (made_of[key] for key in ("images", "views", "tokens", "width"))
-    dtype = getattr(torch, made_of["dtype"])
-    image_bytes = (views + 1) * tokens * width * dtype.itemsize
-    directory.mkdir(parents=True, exist_ok=True)
-    path, checksums = files.path, directory / "checksums.bin"
-    if done and (not path.exists() or path.stat().st_size < done * image_bytes):
-        raise ValueError(f"{path} is shorter than its record says ({done} images); {AGAIN}")
-    files.announce(
-        f"{images} images x ({views} + 1) views x {tokens} x {width} {made_of['dtype']}",
-        images * image_bytes,
-        (images - done) * image_bytes,
-        "store half precision or fewer views",
-    )
-    if not done:
-        files.record(0)
-    all_views = _AllViews(data, views, made_of["seed"])
-    loader = DataLoader(
-        Subset(all_views, range(done, images)),
-        batch_size,
-        num_workers=workers,
-        generator=torch.Generator(),  # without one the loader draws a base seed from the global generator
-    )
-    device = next(encoder.parameters()).device
-    path.touch()
-    if not done:
-        checksums.touch()
-    with (
-        path.open("r+b") as file,
-        # A cache of an earlier version is continued without checksums.
-        checksums.open("r+b") if checksums.exists() else contextlib.nullcontext() as sums,
-        progress_bar(total=images, initial=done, unit="image", desc="trunk cache", shown=progress) as bar,
-    ):
-        with interrupts.unaware_children():
-            batches = iter(loader)
-        for batch in batches:
-            pixels = batch.flatten(0, 1).to(device)
-            if all_views.normalization is not None:
-                pixels = all_views.normalization(pixels)
-            out = encoder.trunk(pixels).detach().to(dtype)
-            if out.shape[1:] != (tokens, width):
-                raise ValueError(
-                    f"the trunk gives tokens {tuple(out.shape[1:])}, not {(tokens, width)}: "
-                    "the images do not have the backbone's image size"
-                )
-            if not out.isfinite().all():
-                raise ValueError(
-                    f"tokens of images {done}..{done + len(batch) - 1} are not finite in {made_of['dtype']}"
-                )
-            new = out.cpu().numpy()
-            with naming_full_disks(path, (images - done) * image_bytes):
-                write_at(file, done * image_bytes, new.tobytes())
-                if sums is not None:
-                    found = np.array([zlib.crc32(view) for view in new], _CHECKSUM)
-                    write_at(sums, done * (views + 1) * _CHECKSUM.itemsize, found.tobytes())
-            done += len(batch)
-            files.record(done)
-            bar.update(len(batch))

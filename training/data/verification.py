@@ -79,8 +79,9 @@ class _Check:
         self.unreadable: dict[str, str] = {}
 
     def run(self) -> None:
-        spec, lines = SPECS.get(self.name), self.lines
-        train = read_images(self.name, self.root)
+        lines = self.lines
+        train = read_images(self.name, self.root)  # refuses an unknown name
+        spec = SPECS[self.name]
         self.home = train.home
         lines += [f"note: {note}" for note in train.notes]
         lines.append(_count("training images", len(train), spec.train))
@@ -112,7 +113,7 @@ class _Check:
             lines.append(f"warning: {fault}")
 
     def _inspect(self, images: Images) -> dict[str, str]:
-        """Open the files of a part; says what was found, and returns the unreadable ones."""
+        """Open the files of a part, note the faults, and return the unreadable ones."""
         if not isinstance(images.source, list):
             return {}
         found = inspect(images.source, self.deep, self.progress)

@@ -17,7 +17,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save as to_safetensors
 from torch import Tensor
 
-from eagc_ops.files import atomic_write
+from eagc_ops.app.files import atomic_write
 
 __all__ = ["CheckpointError", "check_if_ours", "load_checkpoint", "save_checkpoint", "tensor_digest"]
 
@@ -81,5 +81,5 @@ def _digest(tensors: Mapping[str, Tensor], text: str) -> str:
     for name in sorted(tensors):
         value = tensors[name].contiguous()
         digest.update(f"{name} {value.dtype} {tuple(value.shape)}\n".encode())
-        digest.update(value.flatten().view(torch.uint8).numpy())
+        digest.update(value.flatten().view(torch.uint8).numpy().data)
     return digest.hexdigest()

@@ -7,6 +7,7 @@ keyed by the seed, so two experiments of one configuration are the same, bit for
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from accelerate import Accelerator, DistributedDataParallelKwargs
+from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from eagc_ops import EAGC, Subspace
@@ -24,8 +26,10 @@ from eagc_ops.training.config import Config, ConfigError, Sizes
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.data.batches import AutomaticPixels, batches
 from eagc_ops.training.data.loaders import seeded
+from eagc_ops.training.data.precision import autocast
 from eagc_ops.training.engine.checkpoint import CheckpointError, check_if_ours, load_checkpoint
 from eagc_ops.training.engine.facts import RunFacts
+from eagc_ops.training.engine.memory import keep_freed_memory
 from eagc_ops.training.engine.ranks import watch
 from eagc_ops.training.engine.starting_point import StartingPoint, read_starting_point
 from eagc_ops.training.engine.store import reference_key, stored, subspace_key
@@ -68,8 +72,10 @@ class Experiment:
         if config.deterministic:
             os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
             torch.use_deterministic_algorithms(True)
+        torch.set_float32_matmul_precision("high" if config.tf32 else "highest")
         self.accelerator = accelerator = _accelerator(config)
         self.device, self.main = accelerator.device, accelerator.is_main_process
+        keep_freed_memory(self.device)
         self.data = data = open_data(
             config.dataset,
             config.root,
@@ -150,6 +156,10 @@ class Experiment:
         elif config.alignment != "gradient":
             self.student.alignment = ALIGNMENTS[config.alignment]
 
+    def autocast(self) -> contextlib.AbstractContextManager[object]:
+        """The precision of this experiment, whichever Accelerate has now."""
+        return autocast(self.device, self.config.precision)
+
     @functools.cached_property
     def starting_point(self) -> StartingPoint | None:
         """The trained run that this one starts from; None: it starts from the pretrained backbone."""
@@ -214,6 +224,9 @@ def _accelerator(config: Config) -> Accelerator:
             "precision='fp16' needs a GPU: without one Accelerate would silently compute in fp32; "
             "choose 'no' or 'bf16'"
         )
+    # Accelerate has one precision in a process, and refuses another. What it has prepared keeps its own.
+    if AcceleratorState._shared_state.get("_mixed_precision", config.precision) != config.precision:
+        AcceleratorState._reset_state()
     accelerator = Accelerator(
         cpu=config.device == "cpu",
         mixed_precision=config.precision,
@@ -242,11 +255,13 @@ def encoder_of(config: Config, sizes: Sizes, channels: int) -> AnchoredEncoder:
     """
     if config.weights not in ("pretrained", "random"):
         check_if_ours(Path(config.weights))
+    assert sizes.pixels is not None  # the docstring's promise
     with seeded(config.seed, -1, _BACKBONE):
         backbone = load_backbone(config.backbone, config.weights, image_size=sizes.pixels, channels=channels)
     depth = len(backbone.blocks)
     config.check_sizes(sizes._replace(blocks=depth, dim=backbone.embed_dim))
     tail = config.tail_blocks
+    encoder: AnchoredEncoder
     if isinstance(backbone, Stages):
         encoder = StagedEncoder(backbone, depth - tail)
     else:

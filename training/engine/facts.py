@@ -11,8 +11,6 @@ from eagc_ops.training.config import ConfigError
 
 __all__ = ["RunFacts"]
 
-_OLD_NAMES = {"git_commit": "commit"}  # run.json of version 0.1
-
 
 @dataclass(frozen=True)
 class RunFacts:
@@ -56,7 +54,6 @@ class RunFacts:
     @classmethod
     def from_json(cls, values: Mapping[str, Any]) -> RunFacts:
         """The facts that `to_json` wrote. Missing and unknown keys are a `ConfigError`."""
-        values = {_OLD_NAMES.get(name, name): value for name, value in values.items()}
         names = [f.name for f in fields(cls)]
         missing = [f.name for f in fields(cls) if f.default is MISSING and f.name not in values]
         unknown = [name for name in values if name not in names]

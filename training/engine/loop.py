@@ -2,7 +2,7 @@
 
 Everything random is keyed by (seed, epoch, position), and learning rates are functions of epoch and position.
 So a run that is killed and resumed, or that uses more data workers, gives the same bits on a CPU (on a GPU
-with `deterministic`).
+with `deterministic`). That is promised of one process: several sum gradients in the order of their library.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ import torch
 from torch import Tensor
 from tqdm import tqdm
 
-from eagc_ops import interrupts
+from eagc_ops.app import interrupts
+from eagc_ops.app.console import progress_bar
 from eagc_ops.training.data import Batch, draw_key
 from eagc_ops.training.data.rows import Rows, rows_of
 from eagc_ops.training.engine.checkpoint import save_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.metrics import Meter, distribution
-from eagc_ops.training.engine.run_folder import RunFolder, finite
-from eagc_ops.training.progress import bar as progress_bar
-from eagc_ops.training.scores import scores_text
+from eagc_ops.training.engine.ranks import agreement
+from eagc_ops.training.engine.run_folder import SCORES, RunFolder, finite, scores_text
 
 __all__ = ["Callback", "Evaluation", "Loop", "RunWarning"]
 
 TAU_NEAR_ZERO, ALMOST_EVERY_ROW = 0.01, 0.95
 # Attributes that a checkpoint stores
 _PROGRESS = ("epoch", "position", "last", "best", "faults", "tau_near_zero")
-# Prefixes in checkpoints; the first is spelled as in version 0.1, whose runs can be resumed
-_OPTIMIZER, _METER = "optimiser.", "meter."
+# Prefixes in checkpoints
+_OPTIMIZER, _METER = "optimizer.", "meter."
 
 
 class RunWarning(UserWarning):
@@ -49,6 +49,8 @@ class Evaluation(NamedTuple):
     classes_predicted: int
     # The same of the clusters with which the epoch trained; None: the method does not report them
     start_scores: Mapping[str, float] | None = None
+    # Further numbers for the log, by name
+    also: Mapping[str, float] = {}
 
 
 class Callback:
@@ -69,6 +71,7 @@ class Loop:
         folder: where the run is written. A checkpoint in it is continued.
         evaluate: evaluates the experiment's student at the end of an epoch.
         callbacks: called at every step, in this order.
+        begin: called once with the prepared experiment, before the first step of the run.
     """
 
     def __init__(
@@ -77,8 +80,10 @@ class Loop:
         folder: RunFolder,
         evaluate: Callable[[Experiment], Evaluation],
         callbacks: Sequence[Callback] = (),
+        begin: Callable[[Experiment], None] | None = None,
     ) -> None:
         self.experiment, self.folder, self.evaluate, self.callbacks = experiment, folder, evaluate, callbacks
+        self.begin = begin
         self.config, self.student = experiment.config, experiment.student
         self.optimizers: list[torch.optim.Optimizer] = []  # made by `fit`
         self.epoch = self.position = 0
@@ -88,6 +93,7 @@ class Loop:
         self.faults: list[str] = []
         self.tau_near_zero: list[float] = []  # share of unlabelled rows, one entry per log line of the epoch
         self.meter = Meter()  # of the steps since the last log line
+        self._agree = agreement(experiment.accelerator)
 
     @property
     def steps_per_epoch(self) -> int:
@@ -115,8 +121,8 @@ class Loop:
                 self._finish_epoch(bar, timing)
         result = {
             "headline": config.headline,
-            "last": self.last,
-            "best": self.best,
+            "last": _in_order(self.last),
+            "best": _in_order(self.best),
             "warnings": self.faults,
             "reference_cross_entropy": self.experiment.reference_cross_entropy,
             **self._reported_start(),
@@ -135,6 +141,10 @@ class Loop:
             self._restore(*checkpoint)
         elif start is not None:
             self.student.load({**self.student.state(), **start.weights})
+        if checkpoint is None and self.begin is not None:
+            self.begin(experiment)
+        if self.config.compile:
+            self.student.encoder.compile()
         self.model, *self.optimizers = experiment.accelerator.prepare(self.student, *self.optimizers)
         board = self.config.tensorboard_every
         folder.start_logs(
@@ -154,10 +164,10 @@ class Loop:
             self.meter = Meter()
             self.tau_near_zero = []
             self.student.eval()
-            with torch.no_grad(), experiment.accelerator.autocast():
+            with torch.no_grad(), experiment.autocast():
                 self.student.method.start_epoch(self.epoch, experiment.features)
         self.student.train()
-        with interrupts.deferred() as interrupted:  # inside a step there is no state to resume from
+        with interrupts.deferred(self._agree) as interrupted:  # a step has no state to resume
             for batch in experiment.batches.train.epoch(self.epoch, first):  # (x, y, mask) from D_L and D_U
                 rank = experiment.accelerator.process_index
                 torch.manual_seed(draw_key(config.seed, self.epoch, self.position, rank, -1))
@@ -175,6 +185,7 @@ class Loop:
                 if save or stop:
                     self._save_checkpoint()
                 if stop:
+                    experiment.accelerator.wait_for_everyone()  # until the main process has saved
                     break
         return {"steps": steps - first, "seconds": time.perf_counter() - started}
 
@@ -244,10 +255,8 @@ class Loop:
         line |= {f"lr_{i}": lr for i, (used, lr) in enumerate(groups) if used}
         if self.student.eagc is not None and self.student.method.coordinated(self.position - 1):
             # Of the unlabelled rows; the others are NaN.
-            energy, tau = (
-                values[~values.isnan()]
-                for values in (self.student.eagc.last_energy.cpu(), self.student.eagc.last_tau.cpu())
-            )
+            records = (self.student.eagc.last_energy, self.student.eagc.last_tau)
+            energy, tau = (values[~values.isnan()].cpu() for values in records if values is not None)
             line |= {**distribution("energy", energy), **distribution("tau", tau)}
             self.tau_near_zero += [(tau < TAU_NEAR_ZERO).float().mean().item()] if len(tau) else []
         self.folder.log("step", self.step, line)
@@ -284,10 +293,11 @@ class Loop:
 
     def _evaluate(self, bar: tqdm, timing: dict[str, float]) -> int:
         """Evaluate, and keep the best weights. Returns the number of classes that are predicted."""
-        scores, predicted, start = self.evaluate(self.experiment)
+        scores, predicted, start, also = self.evaluate(self.experiment)
+        assert scores is not None  # the truth is known, or `_predict` would have been called
         bar.set_postfix_str(scores_text(scores, 1))
         self.last = {"epoch": self.epoch, **finite(dict(scores))}
-        line = {**self.last, "classes_predicted": predicted, **timing}
+        line = {**self.last, "classes_predicted": predicted, **finite(dict(also)), **timing}
         if start is not None:
             line |= {f"start_{name}": score for name, score in start.items()}
             if self.best_start is None or start["all"] > self.best_start["all"]:
@@ -302,7 +312,7 @@ class Loop:
 
     def _reported_start(self) -> dict[str, Any]:
         """Entry of result.json and of checkpoints; nothing in runs that do not report it."""
-        return {} if self.best_start is None else {"best_start": self.best_start}
+        return {} if self.best_start is None else {"best_start": _in_order(self.best_start)}
 
     def _find_faults(self, predicted: int | None) -> None:
         """Warn about a run that is of little use.
@@ -339,7 +349,7 @@ class Loop:
         if not self.experiment.main:
             return
         tensors = self.student.state()
-        names = {parameter: name for name, parameter in self.student.named_parameters()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in self.student.named_parameters()}
         for i, optimizer in enumerate(self.optimizers):
             for parameter, values in optimizer.state.items():
                 tensors |= {
@@ -378,3 +388,8 @@ class Loop:
         for name in _PROGRESS:
             setattr(self, name, state[name])
         self.best_start = state.get("best_start")
+
+
+def _in_order(scores: dict[str, Any] | None) -> dict[str, Any] | None:
+    """The epoch, then the scores: a checkpoint sorts its keys."""
+    return None if scores is None else {name: scores[name] for name in ("epoch", *SCORES) if name in scores}

@@ -9,27 +9,34 @@ from __future__ import annotations
 
 import json
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
-from eagc_ops.places import PlaceError, readable_file, writable_folder
-from eagc_ops.training.config import SPECS, Config, ConfigError
+from eagc_ops.app.places import PlaceError, readable_file, writable_folder
+from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.config.backbones import BACKBONES, published_channels
 from eagc_ops.training.config.datasets import channels_of
-from eagc_ops.training.config.places import check_root, check_split_file
+from eagc_ops.training.config.places import check_inflated, check_root, check_split_file
 from eagc_ops.training.engine.run_folder import RunFolder, is_unused
 from eagc_ops.training.models.hub import check_published
 
-__all__ = ["changed", "check_begun", "check_labels", "check_new_folder", "check_run", "starting_checkpoint"]
+__all__ = ["changed", "check_new_folder", "check_run", "starting_checkpoint"]
 
 _LARGEST_HEADER = 100_000_000  # bytes; the limit of the safetensors format
 
 
-def check_run(config: Config, output: Path | None = None, *, labelled_alone: bool = False) -> None:
+def check_run(
+    config: Config,
+    output: Path | None = None,
+    *,
+    labelled_alone: bool = False,
+    beforehand: Collection[str] = (),
+) -> None:
     """Check the settings of a run against published facts, and the places that they name.
 
     `output`: the folder of a new run; None for a run that exists. `labelled_alone`: as for
-    `check_split_file`.
+    `check_split_file`. `beforehand`: as for `check_new_folder`.
     """
     config.check_sizes(config.published_sizes())
     if config.precision == "fp16" and config.device == "cpu":
@@ -43,41 +50,33 @@ def check_run(config: Config, output: Path | None = None, *, labelled_alone: boo
         readable_file(
             "skip_unreadable",
             Path(config.skip_unreadable).expanduser(),
-            "name a list that `eagc data verify --skip-unreadable FILE` wrote",
+            "name a list that `eagc data verify -o FILE` wrote",
         )
     if config.weights not in ("pretrained", "random"):
         _check_weights(Path(config.weights))
     if config.pixel_cache not in ("auto", "off"):
         writable_folder("pixel_cache", Path(config.pixel_cache))
     if config.trunk_cache is not None:
-        writable_folder("trunk_cache", Path(config.trunk_cache))
+        _check_trunk_cache(Path(config.trunk_cache))
     if config.needs_start is not None and output is not None:
         starting_checkpoint(config)
     if output is not None:
-        check_new_folder(output)
+        check_new_folder(output, beforehand)
     # Last, as it may ask the hub. timm knows where the weights of other backbones are.
     backbone = BACKBONES.get(config.backbone)
-    if config.weights == "pretrained" and backbone and backbone.timm_name:
+    if config.weights == "pretrained" and backbone and (backbone.timm_name or backbone.package):
         check_published(config.backbone)
 
 
-def check_new_folder(output: Path) -> None:
-    """Check that a new run can be made in `output`: an empty or half-made one, or none yet."""
-    if output.is_dir() and not is_unused(output):
-        raise ConfigError(
-            f"output {output} is not an empty folder: resume the run in it (--resume {output}), or choose a "
-            "different folder"
-        )
+def check_new_folder(output: Path, beforehand: Collection[str] = ()) -> None:
+    """Check that a new run can be made in `output`: an empty or half-made one, or none yet.
+
+    `beforehand`: names of files and folders that may lie in it already, because the run will read them.
+    """
+    if output.is_dir() and not is_unused(output, beforehand):
+        run = f"resume the run in it (--resume {output}), or " if (output / "run.json").exists() else ""
+        raise ConfigError(f"output {output} is not an empty folder: {run}choose a different one", "output")
     writable_folder("output", output)
-
-
-def check_labels(dataset: str, labels: bool, what: str = "labels") -> None:
-    """Refuse a pretraining with the labels that GCD is to discover; `what` is the word for the setting."""
-    if labels and dataset not in ("glyphs", "folder"):
-        raise ConfigError(
-            f"{what}: those of {dataset} are what a run must discover; pretrain without them, or on a "
-            "folder of other classes (dataset='folder')"
-        )
 
 
 def starting_checkpoint(config: Config) -> Path:
@@ -85,17 +84,17 @@ def starting_checkpoint(config: Config) -> Path:
 
     The run must be complete and have the same data set. Only the file's header is read.
     """
-    init = config.init
+    init: str | None = getattr(config, "init", None)  # of the methods that need a start
     if init is None:
-        raise ConfigError(f"init is missing: {config.needs_start}")
+        raise ConfigError(f"init is missing: {config.needs_start}", "init")
     path = Path(init)
     if not path.exists():
-        raise ConfigError(f"init {init} does not exist: {config.needs_start}")
+        raise ConfigError(f"init {init} does not exist: {config.needs_start}", "init")
     if path.is_dir():
         folder = RunFolder.open(path, what="init")
         if folder.result() is None:
             raise ConfigError(
-                f"init {init} is not a complete run: resume it first, or name one of its checkpoints"
+                f"init {init} is not a complete run: resume it first, or name one of its checkpoints", "init"
             )
         path = folder.best if folder.config.headline == "best" else folder.last
     readable_file("init", path, str(config.needs_start))
@@ -103,7 +102,8 @@ def starting_checkpoint(config: Config) -> Path:
     if recipe.get("dataset", config.dataset) != config.dataset:
         raise ConfigError(
             f"init {init} was trained on {recipe['dataset']}, but this run has dataset={config.dataset!r}: "
-            "start from a run on the same data"
+            "start from a run on the same data",
+            "init",
         )
     return path
 
@@ -112,29 +112,17 @@ def changed(config: Config, changes: dict[str, Any]) -> Config:
     """The configuration of an existing run with `changes`, which must not affect its numbers."""
     unknown = [name for name in changes if name not in config.help_texts()]
     if unknown:
-        raise ConfigError(f"{', '.join(unknown)} is not a setting of {config.method}")
+        raise ConfigError(f"{', '.join(unknown)} is not a setting of {config.method}", *unknown)
     free = config.machine_settings()
     fixed = [name for name, value in changes.items() if name not in free and value != getattr(config, name)]
     if fixed:
         raise ConfigError(
             f"{', '.join(fixed)} cannot change in an existing run (only {', '.join(free)} can): "
-            "start a new run"
+            "start a new run",
+            *fixed,
+            *free,
         )
     return config.replace(**changes)
-
-
-def check_begun(folder: RunFolder, settings: dict[str, Any]) -> dict[str, Any]:
-    """Check that a discovery in `folder` can go on with `settings`; returns those of the machine."""
-    if SPECS[folder.config.dataset].truth:
-        raise ConfigError(
-            f"output {folder.path} holds a run on {folder.config.dataset}: choose a different folder"
-        )
-    asked = dict(settings)
-    if asked.get("k") == "estimate" and folder.facts.k_estimate is not None:
-        del asked["k"]
-    changed(folder.config, asked)
-    free = folder.config.machine_settings()
-    return {name: value for name, value in asked.items() if name in free}
 
 
 def _check_channels(config: Config) -> None:
@@ -159,6 +147,16 @@ def _check_channels(config: Config) -> None:
     )
 
 
+def _check_trunk_cache(folder: Path) -> None:
+    """Refuse a folder of something else, as of a run, among whose files those of the cache would lie."""
+    writable_folder("trunk_cache", folder)
+    if folder.is_dir() and not is_unused(folder) and not (folder / "cache.json").exists():
+        raise ConfigError(
+            f"trunk_cache {folder} holds other files, but no trunk cache; name a new or an empty folder",
+            "trunk_cache",
+        )
+
+
 def _check_weights(file: Path) -> None:
     """Check that a weight file is whole, by the header of a .safetensors and the directory of a .pth."""
     readable_file("weights", file, "name a .pth or .safetensors file, pretrained or random")
@@ -167,15 +165,18 @@ def _check_weights(file: Path) -> None:
             _header(file)
         except ValueError as error:
             raise PlaceError(
-                f"weights {file}: cannot be read, perhaps an incomplete download ({error})"
+                f"weights {file}: cannot be read, perhaps an incomplete download ({error})", "weights"
             ) from error
         return
     with file.open("rb") as opened:
         is_zip = opened.read(2) == b"PK"
-    if is_zip and not zipfile.is_zipfile(file):
+    try:
+        if is_zip:
+            check_inflated(file)
+    except zipfile.BadZipFile as error:
         raise PlaceError(
-            f"weights {file}: cannot be read, perhaps an incomplete download (it ends too early)"
-        )
+            f"weights {file}: cannot be read, perhaps an incomplete download (it ends too early)", "weights"
+        ) from error
 
 
 def _recipe_in_header(file: Path) -> dict[str, Any]:
@@ -188,7 +189,10 @@ def _recipe_in_header(file: Path) -> dict[str, Any]:
 
 
 def _header(file: Path) -> dict[str, Any]:
-    """The header of a .safetensors file, which must be as long as its header says."""
+    """The header of a .safetensors file, which must be as long as its header says.
+
+    safetensors itself would do, but imports numpy.
+    """
     size = file.stat().st_size
     with file.open("rb") as opened:
         length = int.from_bytes(opened.read(8), "little")

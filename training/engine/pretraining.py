@@ -1,57 +1,49 @@
-"""Encoders that are pretrained here, without labels or with the labels of other classes; and their quality.
+"""Encoders that are pretrained here, and their quality.
 
 No published backbone fits a small data set, and random weights would make runs meaningless. `with_encoder`
-gives a run the encoder of its data set; `new_encoder` is behind `eagc pretrain`.
+gives a run the encoder of its data set. `eagc pretrain` makes others: `evidence/new_encoder.py`.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
-import numpy as np
 import torch
-from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
 from tqdm import tqdm
 
-from eagc_ops import environment
-from eagc_ops.files import atomic_write, remove_partials
-from eagc_ops.locks import lock, tidy
-from eagc_ops.training.config import SPECS, Config, ConfigError, Glyphs
+from eagc_ops.app.files import made_once
+from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.config.backbones import BACKBONES
-from eagc_ops.training.config.schema import CHARACTERS
-from eagc_ops.training.data import GCDData, Images, open_data, read_images
-from eagc_ops.training.data.glyphs import draw, other_characters
-from eagc_ops.training.data.transforms import TRANSFORMS
+from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint
 from eagc_ops.training.engine.experiment import Experiment
-from eagc_ops.training.engine.preconditions import check_labels
 from eagc_ops.training.engine.starting_point import read_starting_point
 from eagc_ops.training.methods.losses import info_nce
 from eagc_ops.training.models.backbones import random_backbone
-from eagc_ops.training.models.heads import Prototypes
 from eagc_ops.training.models.optimization import cosine
 
 __all__ = [
     "EPOCHS",
-    "Order",
+    "Apart",
+    "Objective",
     "PretrainedEncoder",
-    "new_encoder",
+    "affine",
+    "pretrain",
     "pretrained_encoder",
+    "quality",
     "with_encoder",
 ]
 
 EPOCHS = 10
 MEASURED = 10_000  # images
 NEIGHBOURS, NEEDED = 5, 0.9  # k, and the least k-NN accuracy of frozen features for meaningful runs
-PRETRAINING = {
+PRETRAINING: dict[str, Any] = {
     "format": 2,
     "batch_size": 64,
     "lr": 1e-3,
@@ -59,7 +51,6 @@ PRETRAINING = {
     "temperature": 0.2,
     "contrast": 0.2,
 }
-WITH_LABELS = {"format": 1, "batch_size": 128, "lr": 1.2e-3, "weight_decay": 0.05, "temperature": 0.07}
 
 
 class PretrainedEncoder(NamedTuple):
@@ -115,7 +106,7 @@ def with_encoder(config: Config, folder: Path, say: Callable[[object], None] = p
 
 
 def encoder_file(folder: Path, dataset: str, image_size: int | None = None) -> Path:
-    """The file of the encoder of a data set. One for a size that is not the data set's own says so.
+    """The file of a data set's encoder; its name gives an image size that is not the usual one.
 
     >>> encoder_file(Path("runs"), "digits").name, encoder_file(Path("runs"), "digits", 32).name
     ('digits.safetensors', 'digits-32.safetensors')
@@ -127,15 +118,7 @@ def encoder_file(folder: Path, dataset: str, image_size: int | None = None) -> P
 def pretrained_encoder(file: Path, data: GCDData, epochs: int) -> PretrainedEncoder:
     """The encoder in `file`; without that file it is pretrained on all images of `data` and evaluated."""
     key = {**PRETRAINING, "epochs": epochs, "images": [len(data.merged), data.channels, data.image_size]}
-    seconds, held = None, file.with_name(f"{file.name}.lock")
-    if file.exists():
-        tidy(held)
-    else:
-        # Of several processes one makes it, and the others wait.
-        with lock(held, file, wait=True):
-            remove_partials(file.parent, file.name)
-            if not file.exists():
-                seconds = _make(file, data, epochs, key)
+    seconds = made_once(file, lambda: _make(file, data, epochs, key))
     state = load_checkpoint(file)[1]
     if state.get("key") != key:
         raise ConfigError(
@@ -151,108 +134,12 @@ def _make(file: Path, data: GCDData, epochs: int, key: dict[str, Any]) -> float:
     started = time.perf_counter()
     vit = pretrain(pixels, epochs)
     seconds = time.perf_counter() - started
-    save_checkpoint(file, vit.state_dict(), {"key": key, **_quality(vit, pixels, label)})
+    save_checkpoint(file, vit.state_dict(), {"key": key, **quality(vit, pixels, label)})
     return seconds
 
 
-class Order(NamedTuple):
-    """An encoder to pretrain on all images of a data set."""
-
-    dataset: str
-    root: str | None = None
-    labels: bool = False  # learn from labels of other classes: of characters that are no classes, of a folder
-    backbone: str = "vit_glyphs"
-    image_size: int | None = None  # None: the data set's own
-    epochs: int = EPOCHS
-    half: bool = False  # store half precision
-    channels: int | None = None  # None: the data set's own
-
-
-def new_encoder(file: Path, order: Order) -> dict[str, Any]:
-    """Pretrain the encoder and write it to `file`; beside it, with the ending .json, how it was made.
-
-    Returns that record, with the k-NN accuracy, measured by true labels. Glyphs with labels: the encoder sees
-    the characters that resemble none of the classes, and k-NN is that of the classes.
-    """
-    check_labels(order.dataset, order.labels)
-    spec = SPECS[order.dataset]
-    size = spec.image_size if order.image_size is None else order.image_size
-    images = read_images(order.dataset, order.root, channels=order.channels)
-    _check_images(images, order)
-    transform = TRANSFORMS[spec.transforms](size, spec.flip, images.channels)[1]
-    tests = {f"{len(set(images.targets.tolist()))} classes": images}
-    if order.dataset == "glyphs":
-        every = Glyphs(classes=CHARACTERS)
-        tests[f"{CHARACTERS} classes"] = read_images("glyphs", None, glyphs=every)
-        images = _other_glyphs() if order.labels else images
-    pixels = _pixels(images, transform, size)
-    started = time.process_time()
-    label = torch.from_numpy(images.targets) if order.labels else None
-    vit = pretrain(pixels, order.epochs, order.backbone, label)
-    record: dict[str, Any] = {
-        **order._replace(root=None)._asdict(),  # a path of this machine says nothing elsewhere
-        "images": len(images),
-        "learned from": "labels of other classes" if order.labels else "images without labels",
-        "recipe": WITH_LABELS if order.labels else PRETRAINING,
-        "cpu seconds": round(time.process_time() - started),
-        "versions": environment.versions(),
-    }
-    if order.half:
-        vit.half()
-    tensors = {name: value.clone() for name, value in vit.state_dict().items()}
-    vit.float()  # what is measured is what is stored
-    record["neighbours"] = NEIGHBOURS
-    record["k-NN"] = {
-        name: _quality(vit, _pixels(test, transform, size), torch.from_numpy(test.targets))
-        for name, test in tests.items()
-        if test.targets.max() > 0  # one class cannot be mistaken
-    }
-    file.parent.mkdir(parents=True, exist_ok=True)
-    save_checkpoint(file, tensors, {"pretraining": record})
-    atomic_write(file.with_suffix(".json"), json.dumps(record, indent=2) + "\n")
-    return record
-
-
-OTHERS_PER_CLASS = 40  # images of every character that is no class
-
-
-def _other_glyphs() -> Images:
-    characters = other_characters()
-    drawn = draw(characters, OTHERS_PER_CLASS, Glyphs().strength)
-    targets = np.repeat(np.arange(len(characters)), OTHERS_PER_CLASS)
-    return Images(drawn.reshape(-1, *drawn.shape[2:]), targets, tuple(characters))
-
-
-def _check_images(images: Images, order: Order) -> None:
-    classes = len(set(images.targets.tolist()))
-    if len(images) <= NEIGHBOURS:
-        raise ConfigError(
-            f"root {order.root} has {len(images)} images: {NEIGHBOURS + 1} are needed at least, and some "
-            "hundreds for a useful encoder"
-        )
-    if order.labels and classes < 2:
-        raise ConfigError(
-            f"root {order.root} has one class, whose labels tell nothing apart: pretrain without labels, or "
-            "on a folder of more classes"
-        )
-
-
-def _pixels(images: Images, transform: Callable[[Image.Image], Tensor], size: int) -> Tensor:
-    """All images under the test transform, (N, C, S, S) in memory: these are encoders for small images."""
-    need, free = (
-        4 * len(images) * images.channels * size**2,
-        os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
-    )
-    if need > free // 2:
-        raise ConfigError(
-            f"image_size={size}: {len(images):,} images need {need / 1e9:.1f} GB of memory, and "
-            f"{free / 1e9:.1f} GB are free; choose a smaller one"
-        )
-    return torch.stack([transform(images.image(i)) for i in range(len(images))])
-
-
 @torch.no_grad()
-def _quality(vit: nn.Module, pixels: Tensor, label: Tensor) -> dict[str, float]:
+def quality(vit: nn.Module, pixels: Tensor, label: Tensor) -> dict[str, float]:
     """k-NN accuracy of the features and of the pixels, on at most MEASURED images."""
     chosen = torch.randperm(len(pixels), generator=torch.Generator().manual_seed(0))[:MEASURED].sort().values
     pixels, label = pixels[chosen], label[chosen]
@@ -264,13 +151,14 @@ def _quality(vit: nn.Module, pixels: Tensor, label: Tensor) -> dict[str, float]:
 
 
 def pretrain(
-    pixels: Tensor, epochs: int, backbone: str = "vit_digits", label: Tensor | None = None
+    pixels: Tensor,
+    epochs: int,
+    backbone: str = "vit_digits",
+    objective: Callable[[Any, Tensor], Objective] | None = None,
 ) -> nn.Module:
     """A ViT for `pixels` (N, C, S, S), of random weights that depend on nothing else.
 
-    Without labels it learns to tell images apart under small affine changes (InfoNCE), and to reconstruct the
-    unchanged image from its CLS token. With `label` (N,) int64 it learns to tell their classes apart (cosine
-    classifier), under affine changes, other light and noise.
+    `objective`: makes what it minimizes from the ViT and the pixels. Default: `Apart`.
     """
     with torch.random.fork_rng(devices=[]):
         torch.default_generator.manual_seed(0)
@@ -281,10 +169,10 @@ def pretrain(
                 nn.init.trunc_normal_(parameter, std=parameter.shape[1] ** -0.5)
             elif name == "pos_embed":
                 nn.init.normal_(parameter, std=0.5)
-        objective = _Apart(vit, pixels) if label is None else _Classes(vit, pixels, label)
-        settings = objective.settings
+        minimized = (objective or Apart)(vit, pixels)
+        settings = minimized.settings
         optimizer = torch.optim.AdamW(
-            objective.parameters(), settings["lr"], weight_decay=settings["weight_decay"]
+            minimized.parameters(), settings["lr"], weight_decay=settings["weight_decay"]
         )
         size = min(settings["batch_size"], len(pixels))
         steps = len(pixels) // size
@@ -293,7 +181,7 @@ def pretrain(
                 order = torch.randperm(len(pixels))
             warm_up = min(1.0, (step + 1) / steps)
             optimizer.param_groups[0]["lr"] = warm_up * cosine(step, epochs * steps, settings["lr"], 0.0)
-            loss = objective(order[step % steps * size :][:size])
+            loss = minimized(order[step % steps * size :][:size])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
@@ -302,12 +190,20 @@ def pretrain(
     return vit
 
 
-class _Apart(nn.Module):
-    """The loss without labels, of the images with some indices."""
+class Objective(nn.Module):
+    """A loss of the images with some indices, a 0-d tensor; `settings`: batch_size, lr and weight_decay."""
+
+    settings: ClassVar[dict[str, Any]]
+
+
+class Apart(Objective):
+    """Without labels: tell images apart under small affine changes (InfoNCE), and reconstruct the unchanged
+    image from its CLS token.
+    """
 
     settings = PRETRAINING
 
-    def __init__(self, vit: nn.Module, pixels: Tensor) -> None:
+    def __init__(self, vit: Any, pixels: Tensor) -> None:
         super().__init__()
         self.vit, self._pixels = vit, pixels
         self.project, self.reconstruct = (
@@ -321,21 +217,6 @@ class _Apart(nn.Module):
         contrast = info_nce(F.normalize(self.project(z), dim=1), self.settings["temperature"])
         reconstruction = F.mse_loss(self.reconstruct(z), images.flatten(1).repeat(2, 1))
         return reconstruction + self.settings["contrast"] * contrast
-
-
-class _Classes(nn.Module):
-    """The loss with labels, of the images with some indices."""
-
-    settings = WITH_LABELS
-
-    def __init__(self, vit: nn.Module, pixels: Tensor, label: Tensor) -> None:
-        super().__init__()
-        self.vit, self._pixels, self._label = vit, pixels, label
-        self.head = Prototypes(vit.embed_dim, int(label.max()) + 1)
-
-    def forward(self, index: Tensor) -> Tensor:
-        images = relit(affine(self._pixels[index], fill="border"))
-        return F.cross_entropy(self.head(self.vit(images)) / self.settings["temperature"], self._label[index])
 
 
 def affine(images: Tensor, most: float = 0.1, fill: Literal["dark", "border"] = "dark") -> Tensor:
@@ -356,16 +237,6 @@ def affine(images: Tensor, most: float = 0.1, fill: Literal["dark", "border"] = 
         return F.grid_sample(images, grid, padding_mode="border", align_corners=False)
     dark = images.min()
     return F.grid_sample(images - dark, grid, align_corners=False) + dark
-
-
-def relit(images: Tensor) -> Tensor:
-    """Images (N, C, H, W) of unit deviation, each with other contrast, other brightness and some noise."""
-
-    def uniform(low: float, high: float) -> Tensor:
-        return torch.empty(len(images), 1, 1, 1).uniform_(low, high)
-
-    noise = torch.randn_like(images) * uniform(0, 0.2)
-    return images * uniform(0.8, 1.2) + uniform(-0.4, 0.4) + noise
 
 
 def knn_accuracy(features: Tensor, label: Tensor, neighbours: int = NEIGHBOURS) -> float:

@@ -15,15 +15,17 @@ import sys
 import threading
 import time
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
+import torch.distributed as dist
 from accelerate import Accelerator
 from accelerate.utils import broadcast
 
-from eagc_ops import interrupts
+from eagc_ops.app import interrupts
 
-__all__ = ["RankLostError", "attended", "watch"]
+__all__ = ["RankLostError", "agreement", "attended", "watch"]
 
 GRACE = 5.0  # seconds in which the main thread may end by itself, as its collective fails too
 CONNECT = 30.0  # seconds
@@ -62,6 +64,23 @@ def watch(accelerator: Accelerator) -> None:
     global _watch
     if _attended and _watch is None and accelerator.num_processes > 1:
         _watch = _Watch(accelerator)
+
+
+def agreement(accelerator: Accelerator) -> Callable[[int], int]:
+    """A function that all processes call in the same step: it returns the largest of their numbers to each.
+
+    It does not wait for a GPU, only for the other hosts.
+    """
+    if accelerator.num_processes == 1:
+        return int
+    group: Any = None if dist.get_backend() == "gloo" else dist.new_group(backend="gloo")
+
+    def largest(number: int) -> int:
+        shared = torch.tensor(number)
+        dist.all_reduce(shared, dist.ReduceOp.MAX, group)
+        return int(shared)
+
+    return largest
 
 
 class _Watch:

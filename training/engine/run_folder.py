@@ -16,31 +16,35 @@ import contextlib
 import json
 import math
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
-from eagc_ops import environment
-from eagc_ops.files import atomic_write, naming_full_disks, remove_partials
-from eagc_ops.locks import lock, tidy
+from eagc_ops.app import environment
+from eagc_ops.app.files import atomic_write, naming_full_disks, remove_partials
+from eagc_ops.app.locks import lock, tidy
 from eagc_ops.training.config import SPECS, Config, ConfigError, from_json
 from eagc_ops.training.engine.facts import RunFacts
 
-__all__ = ["RunFolder", "finite", "is_unused", "writing"]
+__all__ = ["EPOCHS", "SCORES", "RunFolder", "finite", "is_unused", "scores_text", "writing"]
 
+SCORES = ("all", "old", "new")
+# The epochs that result.json has, in words
+EPOCHS = {
+    "last": "last epoch",
+    "best": "best epoch, chosen with the truth",
+    "best_start": "best start of an epoch, chosen with the truth",
+}
 _LOCK = ".lock"
-# What a discovery makes before its run begins, see `discovery.py`
-IMAGES, TRUNK_CACHE = "images.json", "trunk-cache"
-CATEGORIES = "categories.safetensors"  # what a discovery needs to place other images
 
 
-def is_unused(path: Path) -> bool:
+def is_unused(path: Path, beforehand: Collection[str] = ()) -> bool:
     """Whether a new run may be made in the folder `path`.
 
     It must be empty, or hold a run that was killed while run.json was written, which has nothing to keep, or
-    what a discovery makes before its run.
+    the files and folders named in `beforehand`, which the run will read.
     """
-    remains = {_LOCK, IMAGES, TRUNK_CACHE, *(file.name for file in path.glob("*.json*.partial"))}
+    remains = {_LOCK, *beforehand, *(file.name for file in path.glob("*.json*.partial"))}
     return all(file.name in remains for file in path.iterdir())
 
 
@@ -64,18 +68,19 @@ class RunFolder:
     def __init__(self, path: Path, config: Config, facts: RunFacts, main: bool = True) -> None:
         self.path, self.config, self.facts, self.main = path, config, facts, main
         self.last, self.best = path / "last.safetensors", path / "best.safetensors"
-        # Runs share the reference models in the folder beside them; a discovery keeps all it makes to itself.
+        # Runs share the reference models in the folder beside them; without a truth a run keeps its own.
         self.references = (path.parent if SPECS[config.dataset].truth else path) / "references"
-        self._metrics = self._board = None
+        self._metrics: TextIO | None = None
+        self._board: Any = None  # a SummaryWriter
 
     @classmethod
     def create(cls, path: str | Path, config: Config, facts: RunFacts, main: bool = True) -> RunFolder:
         """Create a run. The current versions and commit are added to its facts."""
         facts = facts.replace(versions=environment.versions(), commit=environment.commit())
-        folder = cls(Path(path), config, facts, main)
+        folder = cls(Path(path), config.anywhere(), facts, main)
         if main:
             folder.path.mkdir(parents=True, exist_ok=True)
-            folder._write("run.json", {"config": config.to_json(), **facts.to_json()})
+            folder._write("run.json", {"config": folder.config.to_json(), **facts.to_json()})
         return folder
 
     @classmethod
@@ -87,11 +92,12 @@ class RunFolder:
             config = from_json(content.pop("config"))
             facts = RunFacts.from_json(content)
         except OSError as error:
-            raise ConfigError(f"{named} is not a run folder: {_lacking(Path(path), error)}") from error
+            raise ConfigError(f"{named} is not a run folder: {_lacking(Path(path), error)}", what) from error
         except (json.JSONDecodeError, UnicodeDecodeError, KeyError, AttributeError) as error:
             raise ConfigError(
                 f"{named}: {file.name} cannot be read ({error}); it was not written by this package, or was "
-                "edited"
+                "edited",
+                what,
             ) from error
         except ConfigError as error:
             raise ConfigError(f"{named}: {file.name}: {error}") from error
@@ -106,6 +112,19 @@ class RunFolder:
                 f"{self.path} was started with different data or weights: {', '.join(differs)} differs from "
                 "run.json; restore the files, or start a new run"
             )
+
+    def differences(self, config: Config) -> list[str]:
+        """The settings that decide numbers and are others in `config`, each with both values."""
+        if config.method != self.config.method:
+            return [f"method {self.config.method} there, {config.method} here"]
+        ours, theirs = config.recipe(), self.config.recipe()
+        if ours["k"] == "estimate" and self.facts.k_estimate is not None:
+            del ours["k"]
+        return [
+            f"{name} {theirs[name]} there, {value} here"
+            for name, value in ours.items()
+            if theirs[name] != value
+        ]
 
     def start_logs(
         self,
@@ -209,3 +228,16 @@ def finite(values: dict[str, Any]) -> dict[str, Any]:
         name: None if isinstance(value, float) and not math.isfinite(value) else value
         for name, value in values.items()
     }
+
+
+def scores_text(scores: Mapping[str, float | None], digits: int = 2) -> str:
+    """All, Old and New in percent; a dash for a score that does not exist, as New without new images.
+
+    >>> scores_text({"all": 0.5, "old": 0.5, "new": None})
+    'All 50.00%  Old 50.00%  New -'
+    """
+
+    def percent(value: float | None) -> str:
+        return "-" if value is None or math.isnan(value) else f"{value:.{digits}%}"
+
+    return "  ".join(f"{name.capitalize()} {percent(scores[name])}" for name in SCORES)

@@ -11,9 +11,8 @@ from typing import Any
 
 from torch import Tensor
 
+from eagc_ops.app.files import fingerprint, made_once
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.files import fingerprint, remove_partials
-from eagc_ops.locks import lock, tidy
 from eagc_ops.subspace import ENERGY_APERTURE, RIDGE
 from eagc_ops.training.config import Config
 from eagc_ops.training.data import GCDData
@@ -34,14 +33,7 @@ def stored(store: Path, key: dict[str, Any], make: Callable[[], dict[str, Tensor
     Of several processes that need them one computes; the others wait for its file.
     """
     file = store / f"{key['kind']}-{fingerprint(key)[:16]}.safetensors"
-    held = file.with_name(f"{file.name}.lock")
-    if file.exists():
-        tidy(held)
-    else:
-        with lock(held, file, wait=True):
-            remove_partials(store, file.name)
-            if not file.exists():
-                save_checkpoint(file, make(), {"key": key})
+    made_once(file, lambda: save_checkpoint(file, make(), {"key": key}))
     tensors, state = load_checkpoint(file)
     if state != {"key": key}:  # the name has only a part of the fingerprint
         raise CheckpointError(f"{file} does not hold the content that its name stands for; delete it")
@@ -52,8 +44,7 @@ def reference_key(
     encoder: AnchoredEncoder, config: Config, data: GCDData, inputs: dict[str, Any]
 ) -> dict[str, Any]:
     """Everything the reference model depends on. `inputs`: the origin of its pixels or tokens."""
-    # What is unusual is added, and where nothing is published, the images: two folders may be split alike.
-    # All other keys are as in earlier versions, and their files stay valid.
+    # Unusual settings are part of the key, and for folders their images are: two folders may be split alike.
     images = {"images": data.images.origin()} if data.name == "folder" else {}
     return {
         "kind": "reference-1",

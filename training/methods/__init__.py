@@ -4,10 +4,11 @@ import importlib
 import pkgutil
 
 from eagc_ops.training.data.rows import Rows
-from eagc_ops.training.methods.base import METHODS, Features, Method, Problem, register
-from eagc_ops.training.models.method import Loss
+from eagc_ops.training.methods.registry import METHODS, register
+from eagc_ops.training.models.features import StudentFeatures
+from eagc_ops.training.models.method import Loss, Method, Problem
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
 
-__all__ = ["METHODS", "Features", "Loss", "Method", "Problem", "Rows", "register"]
+__all__ = ["METHODS", "Loss", "Method", "Problem", "Rows", "StudentFeatures", "register"]

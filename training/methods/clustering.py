@@ -16,7 +16,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from eagc_ops.training.progress import bar as progress_bar
+from eagc_ops.app.console import progress_bar
 
 __all__ = ["Clusters", "kmeans_plus_plus", "semi_supervised_kmeans"]
 
@@ -80,7 +80,9 @@ def semi_supervised_kmeans(
             for stage in ("A", "B"):
                 for t in range(iterations):
                     distance, free_labels, inertia = task.assign(centers)
-                    for _ in range(t if stage == "A" and room is not None else 0):
+                    for _ in range(t if stage == "A" else 0):
+                        if room is None:
+                            break
                         free_labels = _balance(distance, free_labels, room, published_balancing)
                     moved = task.update(centers, free_labels, task.without_fixed if stage == "A" else None)
                     if best is None or inertia < best.inertia:
@@ -91,6 +93,7 @@ def semi_supervised_kmeans(
                     if shift**2 < tolerance:
                         bar.update(iterations - 1 - t)
                         break
+    assert best is not None  # there is at least one restart
     return best
 
 

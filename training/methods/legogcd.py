@@ -15,9 +15,9 @@ from torch.nn import functional as F
 
 from eagc_ops.training.config import LegoGCDConfig
 from eagc_ops.training.data.rows import Rows
-from eagc_ops.training.methods.base import Problem, register
+from eagc_ops.training.methods.registry import register
 from eagc_ops.training.methods.simgcd import SimGCD
-from eagc_ops.training.models.method import Loss
+from eagc_ops.training.models.method import Loss, Problem
 
 # Hard-coded in the published code
 LER_WEIGHT = 2.0
@@ -31,6 +31,7 @@ class LegoGCD(SimGCD):
     """SimGCD's heads, and the buffer qhat (K,), the running mean prediction."""
 
     Config = LegoGCDConfig
+    config: LegoGCDConfig
     qhat: Tensor
 
     def __init__(self, config: LegoGCDConfig, problem: Problem) -> None:

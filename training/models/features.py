@@ -9,12 +9,12 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from eagc_ops.app.console import progress_bar
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.data.batches import Batches
 from eagc_ops.training.data.loaders import Batch
 from eagc_ops.training.models.distributed import rank_and_world
 from eagc_ops.training.models.student import Student
-from eagc_ops.training.progress import bar as progress_bar
 
 __all__ = ["StudentFeatures", "pretrained_features"]
 

@@ -32,6 +32,7 @@ def projector(dim: int, hidden: int = 2048, out: int = 256) -> nn.Sequential:
         nn.Linear(dim, hidden), nn.GELU(), nn.Linear(hidden, hidden), nn.GELU(), nn.Linear(hidden, out)
     )
     for layer in layers[::2]:
+        assert isinstance(layer, nn.Linear)
         nn.init.trunc_normal_(layer.weight, std=0.02)
         nn.init.zeros_(layer.bias)
     return layers

@@ -6,9 +6,10 @@ import math
 from collections.abc import Iterable
 from typing import Any
 
+import torch
 from torch import nn
 
-__all__ = ["cosine", "decay_groups"]
+__all__ = ["cosine", "decay_groups", "sgd"]
 
 
 def decay_groups(parameters: Iterable[nn.Parameter], lr: float, weight_decay: float) -> list[dict[str, Any]]:
@@ -23,6 +24,14 @@ def decay_groups(parameters: Iterable[nn.Parameter], lr: float, weight_decay: fl
         {"params": exempt, "lr": lr, "initial_lr": lr, "weight_decay": 0.0},
     ]
     return [group for group in groups if group["params"]]
+
+
+def sgd(groups: list[dict[str, Any]], *, momentum: float, weight_decay: float = 0.0) -> torch.optim.SGD:
+    """SGD over parameter groups; on a GPU one kernel updates the tensors of a group, instead of three."""
+    fused = all(parameter.is_cuda for group in groups for parameter in group["params"])
+    return torch.optim.SGD(
+        groups, momentum=momentum, weight_decay=weight_decay, fused=True if fused else None
+    )
 
 
 def cosine(epoch: int, epochs: int, initial: float, floor: float) -> float:

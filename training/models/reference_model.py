@@ -12,13 +12,13 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from eagc_ops import Subspace
+from eagc_ops.app.console import progress_bar
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import Config
 from eagc_ops.training.data.batches import Batches
 from eagc_ops.training.data.loaders import Batch, TrainLoader
 from eagc_ops.training.models.heads import Prototypes
-from eagc_ops.training.models.optimization import cosine, decay_groups
-from eagc_ops.training.progress import bar as progress_bar
+from eagc_ops.training.models.optimization import cosine, decay_groups, sgd
 
 __all__ = ["MOMENTUM", "TEMPERATURE", "ReferenceModel", "known_subspace", "train_reference"]
 
@@ -46,7 +46,7 @@ def train_reference(
     start = encoder.tail_state()
     encoder.train_last(config.blocks_of_reference)
     head = Prototypes(encoder.vit.embed_dim, known).to(device)
-    optimizer = torch.optim.SGD(
+    optimizer = sgd(
         decay_groups(
             [*encoder.tail.parameters(), *head.parameters()],
             config.reference_lr,

@@ -12,10 +12,11 @@ from torch import Tensor, nn
 
 from eagc_ops import EAGC
 from eagc_ops.encoder import AnchoredEncoder
+from eagc_ops.kernels import without_autocast
 from eagc_ops.training.data.batches import VIEWS
 from eagc_ops.training.data.rows import Rows
 from eagc_ops.training.models.distributed import gather_rows
-from eagc_ops.training.models.method import Loss, StudentMethod
+from eagc_ops.training.models.method import Loss, Method
 
 __all__ = ["Alignment", "Student", "gather"]
 
@@ -28,7 +29,7 @@ class Student(nn.Module):
     `alignment`, if set, is a loss of (z, z_ref, mask) with weight lambda_a that replaces the anchor term.
     """
 
-    def __init__(self, encoder: AnchoredEncoder, method: StudentMethod, eagc: EAGC | None = None) -> None:
+    def __init__(self, encoder: AnchoredEncoder, method: Method, eagc: EAGC | None = None) -> None:
         super().__init__()
         self.encoder, self.method, self.eagc = encoder, method, eagc
         self.alignment: Alignment | None = None
@@ -60,19 +61,21 @@ class Student(nn.Module):
     def heads(self, z: Tensor) -> tuple[Tensor, ...]:
         """h = phi(z) in fp32, of the rows of all processes."""
         h = self.method(z)
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(z.device):
             return tuple(gather_rows(output.float(), VIEWS) for output in h)
 
     def loss(self, h: tuple[Tensor, ...], z: Tensor, z_ref: Tensor | None, rows: Rows) -> Loss:
         """L_GCD of the global batch, in fp32; an alignment loss is added to its supervised part."""
         global_rows = gather(rows)
-        with torch.autocast(z.device.type, enabled=False):
+        with without_autocast(z.device):
             loss = self.method.loss(h, global_rows)
             if self.alignment is None:
                 return loss
             value = torch.zeros((), device=z.device)
             if self.method.coordinated(rows.position):
-                value = self.alignment(*(gather_rows(x.float(), VIEWS) for x in (z, z_ref)), global_rows.mask)
+                assert z_ref is not None  # an alignment needs the reference model
+                ours, theirs = (gather_rows(x.float(), VIEWS) for x in (z, z_ref))
+                value = self.alignment(ours, theirs, global_rows.mask)
         supervised = loss.supervised + self.method.config.lambda_a * value
         return loss._replace(supervised=supervised, terms={**loss.terms, "alignment": value})
 

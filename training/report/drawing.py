@@ -25,7 +25,7 @@ COLOURS = (  # of Okabe and Ito, without the pale yellow
 )
 DASHES = ("-", (0, (5, 1.5)), (0, (1, 1)), (0, (6, 1.5, 1, 1.5)))
 MARKERS = "osD^vP*X<>"
-_STYLE = {
+_STYLE: dict[Any, Any] = {
     "svg.fonttype": "none",
     "svg.hashsalt": "eagc",
     "font.size": 9,

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
 from eagc_ops.training.engine.metrics import BINS
+from eagc_ops.training.engine.run_folder import SCORES
 from eagc_ops.training.report.drawing import Picture, axes, line_style, of_run, picture
 from eagc_ops.training.report.measures import (
     TITLES,
@@ -26,7 +27,6 @@ from eagc_ops.training.report.measures import (
     number,
 )
 from eagc_ops.training.report.runs import RunGroup, Sweep, help_text, sweeps
-from eagc_ops.training.scores import SCORES
 
 Curve = list[tuple[float, float]]  # (x, y) of a run
 
@@ -132,8 +132,10 @@ def quantile_figure(groups: Sequence[RunGroup]) -> Picture | None:
                 continue
             steps = [x for x, _, _ in middle]
             line = axis.plot(steps, [y for _, y, _ in middle], **line_style(i))
-            band = [[y for _, y, _ in curve] for curve in (low, high)]
-            area = axis.fill_between(steps, *band, color=line_style(i)["color"], alpha=0.2, linewidth=0)
+            below, above = ([y for _, y, _ in curve] for curve in (low, high))
+            area = axis.fill_between(
+                steps, below, above, color=line_style(i)["color"], alpha=0.2, linewidth=0
+            )
             of_run(i, [*line, area])
         axis.set(title=title, xlabel="optimizer step", ylim=(-0.02, 1.02))
     _legend(figure, coordinated, groups)

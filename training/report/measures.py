@@ -7,8 +7,8 @@ import statistics
 from collections.abc import Iterable, Sequence
 
 from eagc_ops.training.analysis.diagnosis import MEASURES
+from eagc_ops.training.engine.run_folder import EPOCHS, SCORES
 from eagc_ops.training.report.runs import RunGroup, RunRecord
-from eagc_ops.training.scores import EPOCHS, SCORES
 
 BEST, BEST_START = EPOCHS["best"], EPOCHS["best_start"]
 START_MEASURE = (
@@ -40,6 +40,8 @@ def measures(run: RunRecord) -> dict[str, float]:
 
     `all`, `old`, `new`: accuracies of the last epoch so far, in percent; `best_all`, ...: of the best epoch.
     `old_fall`: the highest `old` of all epochs minus the last, what the run forgets of known classes.
+    It is biased upwards: a maximum over noisy epochs minus one of them. `own_name`, `known_name`, `taken`:
+    what `naming` counts at the last epoch, shares in percent; `clusters`: classes that are predicted.
     `start_all`, ...: of the clusters at the start of an epoch, at their best, if the run scores them.
     `seconds`: median over whole epochs, without the time for GDC and SOC. The measures of gradient
     entanglement (`gdc_clean`, ...): means over the steps at which they were measured.
@@ -49,6 +51,11 @@ def measures(run: RunRecord) -> dict[str, float]:
     values = {name: number(epochs[-1].get(name), 100) for name in SCORES}
     values |= {f"best_{name}": number(best.get(name), 100) for name in SCORES}
     values["old_fall"] = max(number(line.get("old"), 100, missing=-1.0) for line in epochs) - values["old"]
+    values["own_name"], values["known_name"] = (
+        number(epochs[-1].get(f"name_{share}"), 100) for share in ("own", "known")
+    )
+    values["taken"] = number(epochs[-1].get("name_taken"))
+    values["clusters"] = number(epochs[-1].get("classes_predicted"))
     start = max(epochs, key=lambda line: line.get("start_all", -1))
     values |= {f"start_{name}": number(start.get(f"start_{name}"), 100) for name in SCORES}
     diagnosing: dict[int, float] = {}
@@ -142,6 +149,16 @@ def plus_minus(values: Iterable[float], digits: int = 1, sign: str = "") -> str:
     if math.isnan(mean):
         return "-"
     return f"{mean:{sign}.{digits}f}" + ("" if math.isnan(std) else f" ± {std:.{digits}f}")
+
+
+def signed(value: float, digits: int = 1) -> str:
+    """A difference as text, with its sign unless it rounds to 0.
+
+    >>> signed(1.25), signed(-0.04), signed(-0.05, 2)
+    ('+1.2', '0.0', '-0.05')
+    """
+    text = f"{value:+.{digits}f}"
+    return text[1:] if float(text) == 0 else text
 
 
 def number(value: float | None, scale: float = 1.0, missing: float = math.nan) -> float:

@@ -1,25 +1,24 @@
 """One self-contained HTML page about runs: verdict, results, curves, diagnostics, the origin of every run.
 
 Everything is read from the run folders. Figures are SVG inside the page, which loads nothing from elsewhere.
-Pictures of weights also need the data and are drawn on request.
+Pictures of weights, which also need the data, come from the caller.
 """
 
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import jinja2
 from markupsafe import Markup
 
-from eagc_ops.files import atomic_write
-from eagc_ops.table import Cell, Row, Table
-from eagc_ops.training.config import ConfigError
+from eagc_ops.app.files import atomic_write
+from eagc_ops.app.table import Cell, Row, Table
 from eagc_ops.training.data import SPECS
 from eagc_ops.training.engine.facts import RunFacts
+from eagc_ops.training.engine.run_folder import SCORES, scores_text
 from eagc_ops.training.report import drawing
 from eagc_ops.training.report.figures import DIAGNOSTICS, RESULTS
 from eagc_ops.training.report.measures import (
@@ -32,14 +31,13 @@ from eagc_ops.training.report.measures import (
     measures,
     scores_starts,
 )
-from eagc_ops.training.report.probe import probe_of, probe_values
 from eagc_ops.training.report.runs import RunGroup, RunRecord, by_problem, grouped, read_run, recipe
 from eagc_ops.training.report.verdict import comparisons, sentences, verdict_figure
-from eagc_ops.training.report.weight_figures import weight_figures
-from eagc_ops.training.report.weights import look_at_weights
-from eagc_ops.training.scores import SCORES, scores_text
 
 _PACKAGE = "eagc_ops.training.report"
+# Pictures for a section's groups, and notes on what they leave out
+MorePictures = Callable[[Sequence[RunGroup]], tuple[list[drawing.Picture], list[str]]]
+PARTS = "*.part.html"  # what other commands leave in the folder of a run for its report
 
 
 def write_report(
@@ -47,21 +45,14 @@ def write_report(
     output: str | Path,
     names: Mapping[Path, str] | None = None,
     *,
-    pictures: bool = False,
-    **changes: Any,
+    weights: MorePictures | None = None,
 ) -> Path:
     """Write `output`/report.html about the run folders `runs`, and return its path.
 
     `names` has the name of a configuration under the path of any of its runs; the others are called A, B, C,
-    ... `pictures=True` also draws the figures that need the runs' data and weights; `changes` are settings
-    that say where these are now.
+    ... `weights` draws the figures that need the runs' data and weights: `evidence.weight_figures`.
     """
-    if changes and not pictures:
-        raise ConfigError(
-            f"{', '.join(changes)} changes nothing without pictures=True: only pictures read data and weights"
-        )
-    records = [read_run(path) for path in runs]
-    sections = render_sections(records, names, weights=changes if pictures else None)
+    sections = render_sections([read_run(path) for path in runs], names, weights=weights)
     page = templates(_PACKAGE).get_template("report.html.j2")
     output = Path(output)
     output.mkdir(parents=True, exist_ok=True)
@@ -74,14 +65,10 @@ def render_sections(
     records: Sequence[RunRecord],
     names: Mapping[Path, str] | None = None,
     *,
-    weights: Mapping[str, Any] | None = None,
+    weights: MorePictures | None = None,
     headings: bool = True,
 ) -> Markup:
-    """The sections of a report as HTML, one for each problem: a figure never mixes data sets.
-
-    `weights`: None leaves out the pictures of weights; a mapping has the settings that say where data and
-    weights are.
-    """
+    """The sections of a report as HTML, one for each problem: a figure never mixes data sets."""
     template = templates(_PACKAGE).get_template("section.html.j2")
     with drawing.style():
         sections = [_section(runs, grouped(runs, names), weights) for runs in by_problem(records)]
@@ -103,7 +90,7 @@ def templates(package: str) -> jinja2.Environment:
 
 
 def _section(
-    runs: Sequence[RunRecord], groups: Sequence[RunGroup], weights: Mapping[str, Any] | None
+    runs: Sequence[RunRecord], groups: Sequence[RunGroup], weights: MorePictures | None
 ) -> dict[str, Any]:
     """The values for the section's template."""
     found = comparisons(groups)
@@ -112,16 +99,8 @@ def _section(
         [picture for draw in figures if (picture := draw(groups)) is not None]
         for figures in (RESULTS, DIAGNOSTICS)
     )
-    weight_pictures: list[drawing.Picture] = []
-    weight_notes: list[str] = []
-    if weights is not None:
-        seen = look_at_weights(groups, **weights)
-        weight_pictures = weight_figures(seen)
-        weight_notes = seen.notes
-        for note in weight_notes:
-            warnings.warn(note, stacklevel=2)
+    weight_pictures, weight_notes = weights(groups) if weights is not None else ([], [])
     diagnosed = _diagnosis_columns(groups)
-    probe = probe_of(run.path for run in runs)
     return {
         "title": SPECS[runs[0].config.dataset].title,
         "problem": _problem(runs[0].facts),
@@ -132,7 +111,7 @@ def _section(
         "results": _results(groups).html(),
         "result_notes": _result_notes(groups),
         "warnings": _warnings(runs),
-        "probe": probe and probe_values(probe),
+        "parts": _parts(runs),
         "pictures": pictures,
         "diagnosed": _table(groups, diagnosed).html() if diagnosed else "",
         "diagnostics": diagnostics,
@@ -223,6 +202,12 @@ def _result_notes(groups: Sequence[RunGroup]) -> list[str]:
             "measured."
         )
     return notes
+
+
+def _parts(runs: Sequence[RunRecord]) -> list[Markup]:
+    """The HTML that other commands have left in the folders of runs; one of each name."""
+    files = {file.name: file for run in reversed(runs) for file in run.path.glob(PARTS)}
+    return [Markup(files[name].read_text(encoding="utf-8")) for name in sorted(files)]
 
 
 def _warnings(runs: Sequence[RunRecord]) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from eagc_ops.files import fingerprint
+from eagc_ops.app.files import fingerprint
 from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.engine.facts import RunFacts
 from eagc_ops.training.engine.run_folder import RunFolder
@@ -72,7 +72,7 @@ def grouped(runs: Sequence[RunRecord], names: Mapping[Path, str] | None = None) 
     """Runs by configuration, in the order of their first runs.
 
     `names` has the name of a group under the path of any of its runs; the other groups are called A, B, C,
-    ...
+    ..., and two of which one has EAGC by that.
     """
     names = names or {}
     members: dict[str, list[RunRecord]] = {}
@@ -84,8 +84,11 @@ def grouped(runs: Sequence[RunRecord], names: Mapping[Path, str] | None = None) 
         name for name in settings if any(values.get(name) != recipes[0].get(name) for values in recipes)
     ]
     groups = []
+    by_eagc = len(recipes) == 2 and recipes[0]["eagc"] != recipes[1]["eagc"]
     for i, (group, values) in enumerate(zip(members.values(), recipes)):
         letter = chr(ord("A") + i) if i < 26 else f"{i + 1}"
+        if by_eagc:
+            letter = "with EAGC" if values["eagc"] else "without EAGC"
         name = next((names[run.path] for run in group if run.path in names), letter)
         text = ", ".join(f"{setting}={values[setting]}" for setting in varying if setting in values)
         groups.append(RunGroup(name, text, group))

@@ -1,6 +1,8 @@
 """The verdict of a report: what EAGC changes, as paired differences to the fair baseline.
 
 The fair baseline of a configuration has the same settings with EAGC off; a pair of runs shares seed and data.
+"Better" takes a p-value below 0.05 and a difference above the noise floor: the largest difference of a null
+run, one with EAGC of almost no strength, to the same baseline. Otherwise it is "higher in these seeds".
 """
 
 from __future__ import annotations
@@ -10,12 +12,11 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from eagc_ops.training.analysis.paired import CONFIDENCE, Paired, paired_difference
-from eagc_ops.training.analysis.smallest_p import smallest_p
+from eagc_ops.training.analysis.paired import CONFIDENCE, Paired, paired_difference, smallest_p
+from eagc_ops.training.engine.run_folder import SCORES
 from eagc_ops.training.report.drawing import Picture, axes, line_style, of_run, picture
-from eagc_ops.training.report.measures import BEST, has_scores, measures
+from eagc_ops.training.report.measures import BEST, has_scores, measures, signed
 from eagc_ops.training.report.runs import RunGroup, RunRecord, recipe
-from eagc_ops.training.scores import SCORES
 
 # Settings that change nothing in a run without the operator, or nothing in any run.
 OF_THE_OPERATOR = (
@@ -32,6 +33,9 @@ OF_THE_OPERATOR = (
     "energy_momentum",
 )
 NAMES_ONLY = ("preset", "headline")
+LEVEL = 0.05  # of a p-value
+_OFF = 1e-3  # a strength below it changes little but roundings
+_FAIR = "its fair baseline (the same settings with EAGC off)"
 
 
 class Comparison(NamedTuple):
@@ -42,6 +46,12 @@ class Comparison(NamedTuple):
     seeds: tuple[int, ...]
     last: dict[str, Paired]  # by score, in points of percent
     best: dict[str, Paired] | None  # of the best epochs; None unless the configuration reports these
+
+    @property
+    def strengths(self) -> tuple[bool, bool]:
+        """Whether AGA and EEP are on. Neither: a null run."""
+        config = _first(self.ours).config
+        return config.lambda_a > _OFF, config.lambda_p > _OFF
 
 
 def comparisons(groups: Sequence[RunGroup]) -> list[Comparison]:
@@ -69,12 +79,27 @@ def sentences(groups: Sequence[RunGroup], found: Sequence[Comparison]) -> list[s
     coordinated = [group for group in groups if _first(group).config.has_operator]
     if not coordinated:
         return ["No verdict: no run here uses EAGC. Add runs with the same settings and seeds, and --eagc."]
+    null = [one for one in found if not any(one.strengths)]
+    main = [one for one in found if all(one.strengths)]
+    beside = [one for one in found if one.strengths.count(True) == 1]
     lines = []
-    for comparison in found:
-        name = f"{comparison.ours.name} against {comparison.base.name}"
-        lines.append(f"{name}: {_in_words(comparison.last['all'], 'last epoch')}")
-        if comparison.best is not None:
-            lines.append(f"{name}: {_in_words(comparison.best['all'], BEST)}")
+    for one in main:
+        name = f"{one.ours.name} against {one.base.name}"
+        lines.append(f"{name}: {_in_words(one.last['all'], 'last epoch', _floor(one, null))}")
+        if one.best is not None:
+            lines.append(f"{name}: {_in_words(one.best['all'], BEST, _floor(one, null, best=True))}")
+    if beside:
+        parts = "; ".join(
+            f"{one.ours.name} against {one.base.name}, {_judgment(one.last['all'], _floor(one, null))} (All "
+            f"{signed(one.last['all'].mean)}, p = {one.last['all'].p:.2g})"
+            for one in beside
+        )
+        lines.append(f"Parts of EAGC, last epoch: {parts}.")
+    for one in null:
+        lines.append(
+            f"Noise floor: rounding alone moved All of single runs by up to {_largest(one):.1f} points "
+            f"({one.ours.name} against {one.base.name})."
+        )
     compared = [comparison.ours for comparison in found]
     lines += [_what_is_missing(group, groups) for group in coordinated if group not in compared]
     return lines
@@ -138,7 +163,7 @@ def _without_eagc(run: RunRecord) -> dict[str, Any]:
 
 def _pairs(ours: RunGroup, base: RunGroup) -> list[tuple[RunRecord, RunRecord]]:
     """Finished runs with accuracies, of the same seed and the same start, in the order of the seeds."""
-    found = {}
+    found: dict[int, tuple[RunRecord, RunRecord]] = {}
     for a in filter(has_scores, ours.finished):
         for b in filter(has_scores, base.finished):
             if a.config.seed == b.config.seed and a.facts.start == b.facts.start:
@@ -151,16 +176,39 @@ def _differences(values: Sequence[tuple[dict[str, float], ...]], prefix: str) ->
     return {name: paired_difference(*zip(*pairs)) for name, pairs in columns.items()}
 
 
-def _in_words(paired: Paired, epoch: str) -> str:
-    change = f"All {paired.mean:+.1f} points ({epoch})"
+def _floor(one: Comparison, null: Sequence[Comparison], best: bool = False) -> float | None:
+    """The noise floor of a comparison, in points of All; None if no null run has the same baseline."""
+    floors = [_largest(other, best) for other in null if other.base == one.base]
+    return max(floors, default=None)
+
+
+def _largest(one: Comparison, best: bool = False) -> float:
+    """The largest difference of a pair; of the best epochs if these are asked for and reported."""
+    values = one.best if best and one.best is not None else one.last
+    return max(abs(difference) for difference in values["all"].differences)
+
+
+def _judgment(paired: Paired, floor: float | None) -> str:
+    if paired.n == 1 or not paired.clear:
+        return "no clear difference"
+    in_these = f"{'higher' if paired.mean > 0 else 'lower'} in these seeds"
+    if paired.p >= LEVEL:
+        return f"{in_these}, which are too few to say more"
+    if floor is None:
+        return f"{in_these} (no null run, `eagc train --null`, says how much of it is rounding)"
+    if abs(paired.mean) <= floor:
+        return "not more than rounding does"
+    return "better" if paired.mean > 0 else "worse"
+
+
+def _in_words(paired: Paired, epoch: str, floor: float | None) -> str:
+    change = f"All {signed(paired.mean)} points ({epoch})"
     if paired.n == 1:
         return f"{change}, from one seed. One pair has no interval: train more seeds of both."
-    direction = "better" if paired.mean > 0 else "worse"
-    judgment = direction if paired.clear else "no clear difference"
     bound = f", the least that {paired.n} seeds can give" if paired.p <= smallest_p(paired.n) else ""
     return (
-        f"{judgment}. {change}, {CONFIDENCE:.0%} interval {paired.low:+.1f} to {paired.high:+.1f}, "
-        f"{paired.n} seeds, sign-flip p = {paired.p:.2g}{bound}."
+        f"{_judgment(paired, floor)}. {change}, {CONFIDENCE:.0%} interval {signed(paired.low)} to "
+        f"{signed(paired.high)}, {paired.n} seeds, sign-flip p = {paired.p:.2g}{bound}."
     )
 
 
@@ -169,11 +217,11 @@ def _what_is_missing(group: RunGroup, groups: Sequence[RunGroup]) -> str:
     seeds = ", ".join(str(seed) for seed in sorted(run.config.seed for run in group.runs))
     if not fair:
         return (
-            f"No verdict on {group.name}: its fair baseline is missing. Train its settings again with "
-            f"--no-eagc and the same seeds ({seeds}), and pass these runs to `eagc report` too."
+            f"{group.name}: no verdict, because {_FAIR} is missing. Train its settings again with --no-eagc "
+            f"and the same seeds ({seeds}), and pass these runs to `eagc report` too."
         )
     return (
-        f"No verdict on {group.name}: no seed of it is finished both here and in its fair baseline "
+        f"{group.name}: no verdict, because no seed of it is finished both here and in {_FAIR}, "
         f"{fair[0].name}. Seeds of {group.name}: {seeds}."
     )
 
@@ -183,7 +231,7 @@ def _draw_difference(axis: Axes, row: int, number: int, paired: Paired) -> None:
     dots = axis.scatter(
         paired.differences, [row - 0.22] * paired.n, s=13, color=color, alpha=0.6, linewidths=0
     )
-    artists = [dots]
+    artists: list[Any] = [dots]
     if paired.n > 1:
         artists += axis.plot([paired.low, paired.high], [row, row], color=color, linewidth=2.2)
     if paired.n:

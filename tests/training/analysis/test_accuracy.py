@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from eagc_ops.training.analysis import accuracy as evaluation
-from eagc_ops.training.analysis.accuracy import Naming, accuracy, naming
+from eagc_ops.training.analysis.accuracy import Naming, accuracy, class_accuracy, naming
 
 Y = [int(c) for c in "0000111223333344"]
 C = [int(c) for c in "1112002224442243"]
@@ -32,6 +32,12 @@ def test_published_vectors(c, y, known, expected):
         == accuracy(np.array(c), np.array(y), known)
         == accuracy(c, y, known)
     )
+
+
+def test_published_vector_of_the_mean_over_classes():
+    assert class_accuracy(C, Y, 3) == pytest.approx((0.703333, 0.805556, 0.55), abs=1e-6)
+    shifted = [y + (y >= 2) for y in Y]  # class 2 has no image, and does not count
+    assert class_accuracy(C, shifted, 4) == pytest.approx((0.703333, 0.805556, 0.55), abs=1e-6)
 
 
 @pytest.mark.parametrize("seed", range(20))

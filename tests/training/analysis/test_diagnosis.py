@@ -8,7 +8,7 @@ import pytest
 import small_runs
 import torch
 
-from eagc_ops.cli import main
+from eagc_ops.app.cli import main
 from eagc_ops.diagnostics import subspace_overlap
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.analysis import feature_measures

@@ -10,7 +10,7 @@ import torch
 from sklearn.cluster import KMeans
 from torch.nn import functional as F
 
-from eagc_ops import cli
+from eagc_ops.app import cli
 from eagc_ops.training.analysis import estimate_k as module
 from eagc_ops.training.analysis.accuracy import accuracy
 from eagc_ops.training.analysis.estimate_k import _bisection, _brent, estimate_k

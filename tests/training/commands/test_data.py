@@ -15,7 +15,7 @@ def options(data, tmp_path):
 
 def test_a_sound_folder(capsys, options, tmp_path):
     file = tmp_path / "new" / "bad.json"
-    code, out, err = call(capsys, "data", "verify", *options, "--skip-unreadable", str(file))
+    code, out, err = call(capsys, "data", "verify", *options, "--output", str(file))
     assert code == 0
     assert "ok: 60 files can be read (headers and ends read; --deep decodes all pixels)" in out
     assert f"0 unreadable training images are listed in {file}" in out
@@ -44,7 +44,7 @@ def test_every_unreadable_file_is_named(capsys, options, tmp_path):
 
 def test_a_data_set_without_files_has_an_empty_list(capsys, tmp_path):
     file = tmp_path / "bad.json"
-    assert call(capsys, "data", "verify", "--dataset", "digits", "--skip-unreadable", str(file))[0] == 0
+    assert call(capsys, "data", "verify", "--dataset", "digits", "--output", str(file))[0] == 0
     assert json.loads(file.read_text()) == {"unreadable": {}}
 
 
@@ -53,7 +53,7 @@ def test_a_folder_that_cannot_be_listed_writes_no_list(capsys, options, tmp_path
         shutil.rmtree(tmp_path / "images" / name)
         (tmp_path / "images" / name).mkdir()
     file = tmp_path / "bad.json"
-    code, out, _ = call(capsys, "data", "verify", *options, "--skip-unreadable", str(file))
+    code, out, _ = call(capsys, "data", "verify", *options, "--output", str(file))
     assert code == 1
     assert "2 class folders have no image (class0, class1)" in out
     assert not file.exists()

@@ -4,7 +4,7 @@ import layouts
 import pytest
 from commands import call
 
-from eagc_ops.cli import COMMANDS, main
+from eagc_ops.app.cli import COMMANDS, main
 from eagc_ops.training import runs
 from eagc_ops.training.methods import METHODS
 
@@ -24,7 +24,7 @@ def test_every_command_has_help(command, capsys):
 
 
 def test_help_of_train_is_complete(capsys):
-    text = " ".join(call(capsys, "train", "--help")[1].split())
+    text = " ".join(call(capsys, "train", "--help-all")[1].split())
     names = {name for method in METHODS.values() for name in method.Config.help_texts()}
     assert all(f"--{name.replace('_', '-')}" in text for name in names)
     assert "--no-eagc" in text

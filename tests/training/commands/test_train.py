@@ -12,7 +12,7 @@ import pytest
 import torch
 from commands import call
 
-from eagc_ops.cli import main
+from eagc_ops.app.cli import main
 from eagc_ops.training import runs
 from eagc_ops.training.engine import loop
 from eagc_ops.training.engine.checkpoint import load_checkpoint
@@ -123,13 +123,15 @@ def test_a_run_that_was_interrupted_goes_on(data, trained, tmp_path, capsys, mon
         assert train(run, *small_run(data)) == 130
     said = f"eagc train: interrupted; to go on: eagc train --resume {run}"
     assert capsys.readouterr().err.rstrip().endswith(said)
-    assert train(run, *small_run(data)) == 2  # not into the folder of a run that exists
-    assert "resume the run in it" in capsys.readouterr().err
-    capsys.readouterr()
+    assert train(run, *small_run(data), "--seed", "8") == 2  # not into the folder of another run
+    assert "seed" in capsys.readouterr().err
+    copy = shutil.copytree(run, tmp_path / "copy")
+    assert train(copy, *small_run(data)) == 0  # the same command goes on
+    assert capsys.readouterr().out.startswith("resumed: ")
     assert main(["train", "--resume", str(run), "--workers", "1"]) == 0
     assert capsys.readouterr().out.splitlines()[2].startswith("note: ")  # of the data, as at the first start
-    a, b = (load_checkpoint(path / "last.safetensors")[0] for path in (trained, run))
-    assert all(torch.equal(a[name], b[name]) for name in a)
+    a, b, c = (load_checkpoint(path / "last.safetensors")[0] for path in (trained, run, copy))
+    assert all(torch.equal(a[name], b[name]) and torch.equal(a[name], c[name]) for name in a)
     capsys.readouterr()
     result = json.loads((run / "result.json").read_text())
     (run / "result.json").write_text(json.dumps({**result, "warnings": ["of little use"]}))
@@ -198,7 +200,7 @@ def test_ten_steps_in_two_processes_are_those_of_one(data, tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(tmp_path)}
     launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     done = subprocess.run(
-        [*launch, "-m", "eagc_ops.cli", "train", *words, "-o", str(tmp_path / "two")],
+        [*launch, "-m", "eagc_ops.app.cli", "train", *words, "-o", str(tmp_path / "two")],
         capture_output=True,
         text=True,
         env=environment,
@@ -221,7 +223,7 @@ def test_ten_steps_in_two_processes_are_those_of_one(data, tmp_path):
     moved = max((one[name] - start[name]).abs().max().item() for name in start)
     assert moved > 1e-2
     # The momentum of two processes sums gradients of a different scale.
-    for name in (name for name in one if not name.startswith("optimiser")):
+    for name in (name for name in one if not name.startswith("optimizer")):
         torch.testing.assert_close(
             two[name], one[name], rtol=0, atol=1e-6, msg=lambda m, name=name: f"{name}: {m}"
         )

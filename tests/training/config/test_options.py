@@ -1,10 +1,11 @@
 """The command-line options made from the settings."""
 
 import argparse
+import pickle
 
 import pytest
 
-from eagc_ops.console import Parser
+from eagc_ops.app.console import Parser
 from eagc_ops.training.config import (
     CONFIGS,
     ConfigError,
@@ -156,21 +157,46 @@ def test_help_shows_the_defaults_of_the_recipe_that_is_named():
 
 
 @pytest.mark.parametrize(
-    ("error", "text"),
+    ("error", "settings", "text"),
     [
-        ("lr_floor must be <= 1, got 5.0", "--lr-floor must be <= 1, got 5.0"),
-        ("diagnose.every must be >= 1, got 0", "--diagnose-every must be >= 1, got 0"),
-        ("precision='fp16' needs a GPU", "--precision fp16 needs a GPU"),
-        ("choose warm_start=True, or eagc=False", "choose --warm-start, or --no-eagc"),
-        ("epochs, seed cannot change", "--epochs, --seed cannot change"),
-        ("weights a/split_file.pth: no such file", "--weights a/split_file.pth: no such file"),
-        ("k cannot change (only root, log_every can)", "--k cannot change (only --root, --log-every can)"),
-        ("a SimGCD run (init); the root (seed 3)", "a SimGCD run (--init); the root (seed 3)"),
-        ("the seed of root_x is k", "the seed of root_x is k"),
+        ("lr_floor must be <= 1, got 5.0", "", "--lr-floor must be <= 1, got 5.0"),
+        ("diagnose.every must be >= 1, got 0", "", "--diagnose-every must be >= 1, got 0"),
+        ("precision='fp16' needs a GPU", "", "--precision fp16 needs a GPU"),
+        ("choose warm_start=True, or eagc=False", "", "choose --warm-start, or --no-eagc"),
+        ("epochs, seed cannot change", "epochs seed", "--epochs, --seed cannot change"),
+        (
+            "weights a/split_file.pth: no such file",
+            "weights",
+            "--weights a/split_file.pth: no such file",
+        ),
+        (
+            "k cannot change (only root, log_every can)",
+            "k root log_every",
+            "--k cannot change (only --root, --log-every can)",
+        ),
+        ("a SimGCD run (init); the root (seed 3)", "init", "a SimGCD run (--init); the root (seed 3)"),
+        ("the seed of root_x is k", "", "the seed of root_x is k"),
+        ("output output is a file", "output", "--output output is a file"),
+        ("labelled folder x", "labelled folder", "labelled folder x"),
+        ("--root x is a file; the root", "--root", "--root x is a file; the root"),
     ],
 )
-def test_an_error_speaks_of_options(error, text):
-    assert as_options(ValueError(error)) == text
+def test_an_error_speaks_of_options(error, settings, text):
+    """Plain words are options only where the error says so; all names with an underscore or a value are."""
+    named = [settings] if settings.startswith("labelled") else settings.split()
+    assert as_options(ConfigError(error, *named)) == text
+    assert as_options(pickle.loads(pickle.dumps(ConfigError(error, *named)))) == text  # from another process
+
+
+@pytest.mark.parametrize(("values", "name"), [
+    ({"k": 0}, "--k"), ({"epochs": 0}, "--epochs"), ({"method": "x"}, "--method"), ({"seeds": 1}, "seeds"),
+    ({"preset": "x"}, "--preset"), ({"diagnose": {"every": 0}}, "--diagnose-every"),
+    ({"dataset": "digits", "channels": 3}, "--channels"),
+])  # fmt: skip
+def test_the_first_word_of_a_wrong_setting_is_its_option(values, name):
+    with pytest.raises(ConfigError) as error:
+        resolve(**values)
+    assert as_options(error.value).startswith(f"{name} ")
 
 
 def test_an_error_about_a_file_does_not_speak_of_options():

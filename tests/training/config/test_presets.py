@@ -5,22 +5,11 @@ import math
 import pytest
 
 from eagc_ops.training.config import SPECS, resolve
-from eagc_ops.training.config.presets import (
-    BY_DATASET,
-    CLASSIFIER_LR,
-    EMBEDDING_DIM,
-    LAMBDA_P_RELEASE,
-    LEGOGCD_MEMAX,
-    MLP_HEAD_RELEASE,
-    PROMPT_LR,
-    SIMGCD_MEMAX,
-    SIMGCD_MEMAX_RELEASE,
-    SMOOTHING,
-    SPTNET_BY_DATASET,
-    SPTNET_MEMAX,
-    THRESHOLD,
-    TRAINABLE_BLOCKS,
-)
+from eagc_ops.training.config.legogcd import LEGOGCD_MEMAX, THRESHOLD
+from eagc_ops.training.config.presets import BY_DATASET
+from eagc_ops.training.config.selex import EMBEDDING_DIM, MLP_HEAD_RELEASE, SMOOTHING, TRAINABLE_BLOCKS
+from eagc_ops.training.config.simgcd import LAMBDA_P_RELEASE, SIMGCD_MEMAX, SIMGCD_MEMAX_RELEASE
+from eagc_ops.training.config.sptnet import CLASSIFIER_LR, PROMPT_LR, SPTNET_BY_DATASET, SPTNET_MEMAX
 from eagc_ops.training.methods import METHODS, Problem
 from eagc_ops.training.models.optimization import cosine
 
@@ -136,3 +125,12 @@ def test_learning_rates_of_the_presets(preset, head, floor):
             expected = floor + (initial - floor) * (1 + math.cos(math.pi * epoch / 200)) / 2
             assert method.learning_rate(initial, epoch, position=5) == pytest.approx(expected, rel=1e-12)
     assert (config.backbone_lr, config.head_lr) == (0.1, head)
+
+
+def test_the_recommended_recipe_is_that_of_the_paper_but_for_its_start_and_the_rate_of_the_encoder():
+    for method in ("simgcd", "legogcd", "selex"):
+        paper, ours = (resolve(method, "cub", preset).recipe() for preset in ("paper", "recommended"))
+        differing = {name: value for name, value in ours.items() if value != paper[name]}
+        assert differing == {"preset": "recommended", "backbone_lr": 0.03, "warm_start": True}
+    paper, ours = (resolve("sptnet", "cub", preset).recipe() for preset in ("paper", "recommended"))
+    assert {name for name in ours if ours[name] != paper[name]} == {"preset"}  # its own start and rates

@@ -92,7 +92,7 @@ from eagc_ops.training.methods import METHODS, register
         ({"cache_views": 1001}, "cache_views must be <= 1000, got 1001"),
         ({"root": ""}, "root is empty: name a path, or leave it out"),
         ({"method": "simgdc"}, "method must be one of "),
-        ({"preset": "best"}, "preset must be one of baseline, paper, release, got 'best'"),
+        ({"preset": "best"}, "preset must be one of baseline, paper, release, recommended, got 'best'"),
         ({"dataset": "birds"}, "dataset must be one of cifar10, "),
     ],
     ids=str,
@@ -131,7 +131,7 @@ def test_settings_cannot_be_assigned():
 # JSON and the machine ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("preset", ["baseline", "paper", "release"])
+@pytest.mark.parametrize("preset", ["baseline", "paper", "release", "recommended"])
 @pytest.mark.parametrize("diagnose", [None, Diagnosis(every=10, steps=200)], ids=["plain", "diagnosed"])
 def test_json_round_trip(preset, diagnose):
     config = resolve("simgcd", "aircraft", preset, seed=3, root="/somewhere", diagnose=diagnose)
@@ -266,5 +266,5 @@ def test_the_room_imports_only_itself_pydantic_and_the_standard_library(file):
         modules += [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
         for module in modules:
             top = module.split(".")[0]
-            own = module.startswith("eagc_ops.training.config") or module == "eagc_ops.places"
+            own = module.startswith(("eagc_ops.training.config", "eagc_ops.app."))
             assert own or top in {*sys.stdlib_module_names, "pydantic", "typing_extensions"}, module

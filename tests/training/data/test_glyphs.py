@@ -4,13 +4,15 @@ import hashlib
 import subprocess
 import sys
 
+import glyph_characters
 import numpy as np
 import pytest
 import torch
+from glyph_characters import choose_characters
 
 from eagc_ops.training.config import Glyphs, resolve
 from eagc_ops.training.data import glyphs, open_data, verify
-from eagc_ops.training.data.glyphs import choose_characters, class_characters, draw, other_characters
+from eagc_ops.training.data.glyphs import class_characters, draw, other_characters
 from eagc_ops.training.data.loaders import train_loader
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.store import reference_key
@@ -64,7 +66,7 @@ def test_the_lists_follow_the_rule():
     assert (classes, others) == (class_characters(), other_characters())
     assert (
         len(classes)
-        == glyphs.CHARACTERS
+        == glyph_characters.CHARACTERS
         == len(set(classes))
         == Glyphs.model_fields["classes"].metadata[1].le
     )
@@ -76,10 +78,10 @@ def test_the_lists_follow_the_rule():
 
 def test_look_alikes_are_those_that_correlate(monkeypatch):
     """With a limit above any correlation every character stays; with one below all, the first alone."""
-    monkeypatch.setattr(glyphs, "_candidates", lambda: iter("OОQ"))  # noqa: RUF001
-    monkeypatch.setattr(glyphs, "CHARACTERS", 2)
+    monkeypatch.setattr(glyph_characters, "_candidates", lambda: iter("OОQ"))  # noqa: RUF001
+    monkeypatch.setattr(glyph_characters, "CHARACTERS", 2)
     assert sorted(choose_characters()[0]) == ["O", "Q"]
-    monkeypatch.setattr(glyphs, "_ALIKE", 1.1)
+    monkeypatch.setattr(glyph_characters, "_ALIKE", 1.1)
     assert len("".join(choose_characters())) == 3
 
 

@@ -3,13 +3,21 @@
 import io
 import json
 import os
+import warnings
 
 import numpy as np
 import pytest
-from PIL import Image
+from PIL import Image, ImageOps
 
 from eagc_ops.training.data import open_data, verify
-from eagc_ops.training.data.image_files import ImageError, inspect, read_image, read_list, write_list
+from eagc_ops.training.data.image_files import (
+    ImageError,
+    image_size,
+    inspect,
+    read_image,
+    read_list,
+    write_list,
+)
 from eagc_ops.training.data.loaders import train_loader
 
 FORMATS = [
@@ -32,6 +40,24 @@ def encoded(image, form, **options):
     buffer = io.BytesIO()
     image.save(buffer, form, **options)
     return buffer.getvalue()
+
+
+@pytest.mark.parametrize("orientation", [*range(1, 9), 77])
+def test_upright_is_as_people_see_it(tmp_path, orientation):
+    """As PIL's own function turns it; without `upright` it stays as it was stored.
+
+    A TIFF file is turned by PIL itself as it is read, and must not be turned once more.
+    """
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    for name in ("a.png", "a.tif"):
+        picture().save(tmp_path / name, exif=exif)
+    with Image.open(tmp_path / "a.png") as image:
+        seen = ImageOps.exif_transpose(image).convert("RGB")
+    for path in map(str, (tmp_path / "a.png", tmp_path / "a.tif")):
+        assert np.array_equal(np.asarray(read_image(path, upright=True)), np.asarray(seen))
+        assert image_size(path, upright=True) == seen.size
+    assert np.array_equal(np.asarray(read_image(str(tmp_path / "a.png"))), np.asarray(picture()))
 
 
 # Reading ----------------------------------------------------------------------------------------------------
@@ -272,6 +298,14 @@ def with_list(tree, *paths):
         return opened(tree, skip_unreadable=file)
 
 
+def with_an_empty_list(tree):
+    file = tree.parent / "none.json"
+    write_list(file, tree, {})
+    with warnings.catch_warnings():  # nothing is left out
+        warnings.simplefilter("error")
+        return opened(tree, skip_unreadable=file)
+
+
 def test_every_other_image_stays_where_it_is(tree):
     whole, skipped = items(opened(tree)), ["a/3.png", "b/0.png", "d/5.png"]
     data = with_list(tree, *skipped)
@@ -285,7 +319,8 @@ def test_every_other_image_stays_where_it_is(tree):
 
 
 def test_the_fingerprint_depends_on_the_list_alone(tree):
-    hashes = [with_list(tree, *paths).split_hash for paths in (["c/1.png"], ["c/2.png"], ["d/1.png"], [])]
+    hashes = [with_list(tree, *paths).split_hash for paths in (["c/1.png"], ["c/2.png"], ["d/1.png"])]
+    hashes.append(with_an_empty_list(tree).split_hash)
     assert len(set(hashes)) == 4
     assert hashes[3] == opened(tree).split_hash
     assert (

@@ -15,6 +15,7 @@ import torch
 from PIL import Image
 
 from eagc_ops.training.data import (
+    Batch,
     Draw,
     evaluation_loader,
     labelled_loader,
@@ -68,7 +69,7 @@ def test_start_is_skipping(digits):
         rest = list(loader.epoch(2, start=start))
         assert len(rest) == 14 - start
         assert all(equal(a, b) for a, b in zip(rest, whole[start:]))
-    reference = labelled_loader(digits, batch_size=32, train=True, seed=1)
+    reference = labelled_loader(digits, batch_size=32, seed=1)
     assert all(
         equal(a, b) for a, b in zip(reference.epoch(1, start=12), list(reference.epoch(1))[12:], strict=True)
     )
@@ -152,7 +153,7 @@ def test_global_generators_are_left_alone(photos, workers):
         torch.manual_seed(state), np.random.seed(state), random.seed(state)  # noqa: NPY002
         before = states()
         runs.append(list(train_loader(photos, batch_size=16, seed=0, workers=workers).epoch(0)))
-        list(labelled_loader(photos, batch_size=16, train=True, workers=workers).epoch(0))
+        list(labelled_loader(photos, batch_size=16, workers=workers).epoch(0))
         list(evaluation_loader(photos, workers=workers))
         assert states() == before
     assert all(equal(a, b) for a, b in zip(*runs, strict=True))
@@ -207,7 +208,7 @@ def test_published_steps_per_epoch(digits, labelled, unlabelled, steps):
 
 
 def test_reference_loader_visits_every_labelled_image_once(digits):
-    loader = labelled_loader(digits, batch_size=32, train=True, seed=2)
+    loader = labelled_loader(digits, batch_size=32, seed=2)
     orders = []
     for epoch in range(2):
         batches = list(loader.epoch(epoch))
@@ -226,11 +227,7 @@ def test_reference_loader_visits_every_labelled_image_once(digits):
 @pytest.mark.parametrize("which", ["labelled", "unlabelled"])
 def test_sequential_loaders(digits, which):
     part = getattr(digits, which)
-    loader = (
-        evaluation_loader(digits)
-        if which == "unlabelled"
-        else labelled_loader(digits, batch_size=256, train=False)
-    )
+    loader = evaluation_loader(digits) if which == "unlabelled" else evaluation_loader(digits, labelled=True)
     for _ in range(2):  # re-iterable
         batches = list(loader)
         assert len(batches) == len(loader) == -(-len(part) // 256)
@@ -268,3 +265,12 @@ def test_errors(digits):
             train_loader(digits, seed=0, **arguments)
     with pytest.raises(ValueError, match=r"start in 0 \.\. 14, got epoch=0, start=15"):
         train_loader(digits, batch_size=128, seed=0).epoch(0, 15)
+
+
+def test_float16_tokens_are_widened_on_the_device():
+    stored = torch.randn(2, 3, 4).half()
+    batch = Batch(
+        [stored], torch.zeros(2, dtype=torch.int64), torch.arange(2), torch.zeros(2, dtype=torch.bool)
+    )
+    assert batch.select(slice(1)).stored[0].dtype == torch.float16
+    assert torch.equal(batch.views[0], stored.float())

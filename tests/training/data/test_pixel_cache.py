@@ -17,8 +17,8 @@ from PIL import Image
 from safetensors.torch import load_file
 from small_runs import small_config
 
+from eagc_ops.app.files import DiskFullError
 from eagc_ops.encoder import AnchoredEncoder
-from eagc_ops.files import DiskFullError
 from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.data import batches as batches_module
 from eagc_ops.training.data import open_data
@@ -85,8 +85,8 @@ def batches_of(data, workers):
     loader = train_loader(data, batch_size=8, seed=3, workers=workers)
     yield from loader.epoch(0)
     yield from loader.epoch(1, start=2)
-    yield from labelled_loader(data, batch_size=8, train=True, seed=5, workers=workers).epoch(0)
-    yield from labelled_loader(data, batch_size=8, train=False, workers=workers)
+    yield from labelled_loader(data, batch_size=8, seed=5, workers=workers).epoch(0)
+    yield from evaluation_loader(data, labelled=True, batch_size=8, workers=workers)
     yield from evaluation_loader(data, batch_size=8, workers=workers)
 
 
@@ -126,7 +126,7 @@ def test_images_in_memory_are_cached_too(tmp_path):
         expected = transform(Image.fromarray(source[i]))
         torch.manual_seed(i)
         assert torch.equal(split.normalization(split.drawn(cache.pixels(i))), expected)
-    assert cache_bytes(images, split.fixed) == 9 * 36 * 36 * 3 == cache.files.path.stat().st_size
+    assert cache_bytes(images, split.fixed) == 9 * 36 * 36 * 3 == cache.path.stat().st_size
     changed = Images(source[::-1], images.targets)
     assert find_pixels(tmp_path, images, split.fixed) is not None
     assert find_pixels(tmp_path, changed, split.fixed) is None
@@ -164,16 +164,16 @@ def few(tmp_path):
 def test_changed_files_and_other_sizes_have_caches_of_their_own(few, tmp_path, monkeypatch):
     folder = tmp_path / "pixels"
     first = cached(few(), folder).cache
-    assert cached(few(), folder).cache.files.directory == first.files.directory
+    assert cached(few(), folder).cache.directory == first.directory
     os.rename(tmp_path / "tree", tmp_path / "moved")  # the same files elsewhere
-    assert cached(few(tree="moved"), folder).cache.files.directory == first.files.directory
+    assert cached(few(tree="moved"), folder).cache.directory == first.directory
     picture = tmp_path / "moved" / "class1" / "1.png"
-    seen = {first.files.directory}
+    seen = {first.directory}
 
     def is_new(data):
         cache = cached(data, folder).cache
-        new = cache.files.directory not in seen
-        seen.add(cache.files.directory)
+        new = cache.directory not in seen
+        seen.add(cache.directory)
         return new
 
     write_picture(picture, "RGB", (51, 40), 99)
@@ -191,7 +191,7 @@ def test_the_size_is_said_before_it_starts(few, tmp_path, capsys):
     data = few()
     need = cache_bytes(data.labelled.images, fixed_of(data))
     cache = cached(data, tmp_path / "pixels").cache
-    assert need == cache.files.path.stat().st_size
+    assert need == cache.path.stat().st_size
     assert f"6 images, resized = about {need / 1e9:.3f} GB; " in capsys.readouterr().err
     cached(data, tmp_path / "pixels")
     assert capsys.readouterr().err == ""  # nothing to build
@@ -213,7 +213,7 @@ def test_the_cache_travels_as_a_path(with_cache):
 
 def test_damage_is_named(few, tmp_path):
     data = few()
-    files = cached(data, tmp_path / "pixels").cache.files
+    files = cached(data, tmp_path / "pixels").cache
     content = files.path.read_bytes()
     files.path.write_bytes(content[:9000] + b"\0\1" + content[9002:])
     again = cached(data, tmp_path / "pixels").cache
@@ -251,7 +251,7 @@ def test_a_full_disk_is_named_and_the_build_goes_on(data, with_cache, tmp_path, 
     assert 0 < done < len(data.merged)
     assert find_pixels(tmp_path, data.labelled.images, fixed_of(data)) is None
     again = cached(data, tmp_path).cache
-    assert again.files.path.read_bytes() == with_cache.cache.files.path.read_bytes()
+    assert again.path.read_bytes() == with_cache.cache.path.read_bytes()
 
 
 KILLED = """
@@ -288,7 +288,7 @@ def test_a_killed_build_goes_on_where_its_record_ends(root, data, with_cache, tm
     monkeypatch.setattr(Images, "image", lambda self, i: read.append(i) or image(self, i))
     again = cached(data, tmp_path).cache
     assert sorted(read) == list(range(start, len(data.merged)))  # what was done is not done again
-    assert again.files.path.read_bytes() == with_cache.cache.files.path.read_bytes()
+    assert again.path.read_bytes() == with_cache.cache.path.read_bytes()
 
 
 # In a run ---------------------------------------------------------------------------------------------------

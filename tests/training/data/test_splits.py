@@ -1,5 +1,6 @@
 """Known and novel classes, the labelled half, split files, and pickles that are refused."""
 
+import dataclasses
 import doctest
 import hashlib
 import importlib
@@ -13,7 +14,6 @@ import numpy as np
 import pytest
 
 from eagc_ops.training.data import SPECS, ClassSplit, class_split, label_map, labelled_positions, open_data
-from eagc_ops.training.data.splits import PUBLISHED
 
 GOLDEN = [  # n, first six, last three, sum of RandomState(0).permutation(n)[:n // 2]
     (25_000, [14149, 8946, 22378, 12162, 4879, 12710], [14868, 2999, 24074], 156100160),
@@ -93,7 +93,8 @@ def test_split_files_pickle_and_json_agree_and_digests_are_named(tmp_path):
     (tmp_path / "own.json").write_text(json.dumps(content))
     digest = hashlib.sha256((tmp_path / "own.pkl").read_bytes()).hexdigest()
     with pytest.warns(
-        UserWarning, match=f"{digest}, the published aircraft_osr_splits.pkl has {PUBLISHED['aircraft'][1]}"
+        UserWarning,
+        match=f"{digest}, the published aircraft_osr_splits.pkl has {SPECS['aircraft'].split_sha256}",
     ):
         split = class_split("aircraft", tmp_path / "own.pkl")
     assert split.known == tuple(classes[:50])
@@ -106,7 +107,7 @@ def test_split_files_pickle_and_json_agree_and_digests_are_named(tmp_path):
 def test_a_file_with_the_expected_digest_gives_no_warning(tmp_path, monkeypatch, recwarn):
     (tmp_path / "own.pkl").write_bytes(pickle.dumps(own_split()[1]))
     digest = hashlib.sha256((tmp_path / "own.pkl").read_bytes()).hexdigest()
-    monkeypatch.setitem(PUBLISHED, "aircraft", ("aircraft_osr_splits.pkl", digest))
+    monkeypatch.setitem(SPECS, "aircraft", dataclasses.replace(SPECS["aircraft"], split_sha256=digest))
     class_split("aircraft", tmp_path / "own.pkl")
     assert len(recwarn) == 0
 
@@ -117,7 +118,7 @@ def test_herbarium_file_with_numpy_integers(tmp_path):
     assert b"numpy._core.multiarray\nscalar" in raw or b"numpy.core.multiarray\nscalar" in raw
     by_numpy_1 = raw.replace(b"numpy._core.multiarray\n", b"numpy.core.multiarray\n")
     (tmp_path / "h.pkl").write_bytes(by_numpy_1)
-    with pytest.warns(UserWarning, match=PUBLISHED["herbarium19"][1]):
+    with pytest.warns(UserWarning, match=SPECS["herbarium19"].split_sha256):
         split = class_split("herbarium19", tmp_path / "h.pkl")
     assert split.known + split.novel == tuple(order.tolist())
     assert all(type(c) is int for c in split.known)

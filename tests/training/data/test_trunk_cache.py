@@ -17,10 +17,10 @@ import small_caches
 import torch
 from small_caches import first, make_data, make_encoder
 
+from eagc_ops.bench.pixel_views import PixelViews
 from eagc_ops.training.data import Draw, draw_key, train_loader
 from eagc_ops.training.data.trunk_cache import (
     CachedViews,
-    PixelViews,
     TrunkCache,
     cache_bytes,
     choose_views,
@@ -79,7 +79,9 @@ def test_cached_loader_gives_what_the_trunk_gives_for_the_same_views(cache, enco
             assert torch.equal(getattr(a, name), getattr(c, name))
         tokens, images = torch.cat(a.views), torch.cat(b.views)
         torch.testing.assert_close(tokens, encoder.trunk(images), atol=1e-5, rtol=1e-5)
-        torch.testing.assert_close(encoder(tokens)[0], encoder(images)[0], atol=1e-5, rtol=1e-5)
+        torch.testing.assert_close(
+            encoder.student(tokens), encoder.student(encoder.trunk(images)), atol=1e-5, rtol=1e-5
+        )
         assert not torch.equal(a.views[0], a.views[1])
         batches += 1
     assert batches == len(cached) == 3
@@ -116,9 +118,21 @@ def test_draw_rule():
 def test_half_precision(tmp_path, cache, encoder, data):
     half = trunk_cache(tmp_path, encoder, data, views=3, half=True, batch_size=8, progress=False)
     for i, v in ((0, 0), (31, 2), (49, None)):
-        assert half.tokens(i, v).dtype == torch.float32
-        assert torch.equal(half.tokens(i, v), cache.tokens(i, v).half().float())
+        assert half.tokens(i, v).dtype == torch.float16
+        assert torch.equal(half.tokens(i, v), cache.tokens(i, v).half())
     assert 2 * cache_bytes(encoder, data, views=3, half=True) == cache_bytes(encoder, data, views=3)
+
+
+def test_the_trunk_runs_in_the_precision_of_the_run(tmp_path, cache, encoder, data):
+    mixed = trunk_cache(tmp_path, encoder, data, views=3, precision="bf16", batch_size=8, progress=False)
+    views = [data.test_transform(data.images.image(i)) for i in range(48, 50)]
+    with torch.autocast("cpu", torch.bfloat16):
+        want = encoder.trunk(torch.stack(views)).float()
+    got = torch.stack([mixed.tokens(i, None) for i in (48, 49)])
+    plain = torch.stack([cache.tokens(i, None) for i in (48, 49)])
+    assert got.dtype == torch.float32
+    assert torch.allclose(got, want, atol=0.02, rtol=0.02)  # another batch, another product
+    assert not torch.equal(got, plain) and torch.allclose(got, plain, atol=0.1, rtol=0.1)
 
 
 def test_disk_need_is_announced_and_right(tmp_path, encoder, data, capsys):
@@ -190,7 +204,7 @@ def test_a_killed_build_resumes_exactly(tmp_path, cache, encoder, data, monkeypa
     assert process.wait() == -signal.SIGKILL
     assert 8 <= done() < 50
     with pytest.raises(ValueError, match=rf"not complete: {done()} of 50 images"):
-        TrunkCache(directory, cache.made_of)
+        TrunkCache(directory, cache.made_of).opened()
     start = done()
     size = 4 * 17 * 96 * 4
     assert read(directory)[: start * size] == read(cache.directory)[: start * size]
@@ -222,6 +236,7 @@ def other_pixels(data):
     (lambda e, d: (e, d, {"views": 4}), ["views: 3 there, 4 now"]),
     (lambda e, d: (e, d, {"half": True}), ["dtype: float32 there, float16 now"]),
     (lambda e, d: (e, d, {"seed": 1}), ["seed: 0 there, 1 now"]),
+    (lambda e, d: (e, d, {"precision": "bf16"}), ["precision: None there, bf16 now"]),
 ])  # fmt: skip
 def test_a_stale_cache_is_refused_and_the_difference_named(cache, encoder, data, change, named):
     before = read(cache.directory)

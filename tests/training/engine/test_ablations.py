@@ -217,7 +217,7 @@ def test_two_processes_take_the_steps_of_one_and_measure_the_same(data, tmp_path
     one, two = (weights(tmp_path / name) for name in ("one", "two"))
     assert one.keys() == two.keys()
     for name in one:
-        limit = 1e-5 * one[name].abs().max().item() if name.startswith("optimiser") else 2e-6
+        limit = 1e-5 * one[name].abs().max().item() if name.startswith("optimizer") else 2e-6
         torch.testing.assert_close(
             two[name], one[name], rtol=0, atol=limit, msg=lambda m, name=name: f"{name}: {m}"
         )

@@ -48,12 +48,6 @@ def test_a_folder_with_unknown_facts_names_its_file(tmp_path):
         RunFolder.open(tmp_path / "run")
 
 
-def test_the_commit_of_version_0_1_is_read(tmp_path):
-    values = {**some_facts().to_json(), "git_commit": "0123+changes"}
-    assert RunFacts.from_json(values).commit == "0123+changes"
-    assert RunFacts.from_json({**values, "git_commit": None}).commit is None
-
-
 def test_a_new_folder_knows_versions_and_commit(tmp_path):
     made = RunFolder.create(tmp_path / "run", resolve(), some_facts()).facts
     assert made.versions["python"] and "torch" in made.versions

@@ -139,7 +139,7 @@ def test_two_processes_take_the_steps_of_one(tmp_path):
         one, two = (load_checkpoint(tmp_path / f"{name} {n}" / "last.safetensors")[0] for n in ("one", "two"))
         assert one.keys() == two.keys()
         for key in one:
-            limit = 1e-5 * one[key].abs().max().item() if key.startswith("optimiser") else 2e-6
+            limit = 1e-5 * one[key].abs().max().item() if key.startswith("optimizer") else 2e-6
             torch.testing.assert_close(
                 two[key], one[key], rtol=0, atol=limit, msg=lambda m, key=key: f"{key}: {m}"
             )

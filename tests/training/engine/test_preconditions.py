@@ -5,7 +5,7 @@ import torch
 from run_facts import some_facts
 from safetensors.torch import save_file
 
-from eagc_ops.places import PlaceError
+from eagc_ops.app.places import PlaceError
 from eagc_ops.training import runs
 from eagc_ops.training.config import ConfigError, Sizes, resolve
 from eagc_ops.training.engine.checkpoint import save_checkpoint

@@ -1,11 +1,15 @@
 """When one of two processes dies, the other ends with a clear error, wherever it is at that moment."""
 
+import json
 import signal
 import socket
 
 import nursery as processes
 import pytest
 from small_runs import small_config
+
+from eagc_ops.training.engine.checkpoint import load_checkpoint
+from eagc_ops.training.engine.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +50,26 @@ def test_the_others_end_when_one_dies(nursery, data, tmp_path, moment, dies):
     said = f"process {dies} of 2 has ended, and process {1 - dies} cannot go on without it; to go on: "
     assert said in other.errors
     assert "Traceback" not in other.errors
+
+
+@pytest.mark.parametrize("told", [(0, 1), (1,)])
+def test_sigterm_to_all_or_to_one_saves_the_step_and_ends_all(nursery, data, tmp_path, told):
+    """Slurm tells all processes, a cloud one machine; with torch's launcher, all of them."""
+    run = tmp_path / "run"
+    config = small_config(data, log_every=1, epochs=1000, reference_epochs=1)
+    ranks = start_two(nursery, config, run)
+    metrics = run / "metrics.jsonl"
+    ranks[1].wait_until(lambda: metrics.exists() and metrics.stat().st_size > 0)
+    for i in told:
+        ranks[i].kill(signal.SIGTERM)
+    for rank in ranks:
+        rank.wait_at_most(30)
+    assert [rank.wait() for rank in ranks] == [143, 143], [rank.errors for rank in ranks]
+    assert [rank.errors.count("interrupted by SIGTERM; to go on: ") for rank in ranks] == [1, 0]
+    assert not any("Traceback" in rank.errors or "has ended" in rank.errors for rank in ranks)
+    _, state = load_checkpoint(run / "last.safetensors")
+    step = json.loads(metrics.read_text().splitlines()[-1])["step"]  # every step has a line
+    assert step == state["epoch"] * RunFolder.open(run).facts.steps_per_epoch + state["position"]
 
 
 def test_two_that_end_as_they_should_say_nothing(nursery, data, tmp_path):

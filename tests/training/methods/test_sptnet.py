@@ -444,7 +444,7 @@ def test_starts_that_do_not_fit_are_refused_before_a_folder_is_made(data, starts
         ),
         ({"init": str(tmp_path / "no_mlp")}, ConfigError, "mlp_head_layers is 0 there, 1 here"),
         ({"init": str(tmp_path / "other_split")}, ConfigError, "does not fit this run: split_hash is"),
-        ({"init": starts["off"], "weights": None}, ConfigError, "does not fit this run: trunk is"),
+        ({"init": starts["off"], "weights": "random"}, ConfigError, "does not fit this run: trunk is"),
         ({"init": starts["on"]}, ConfigError, "was trained with EAGC, but this run has eagc=False"),
         (
             {"init": starts["off"], "eagc": True, "sptnet_eagc": "init"},

@@ -1,6 +1,5 @@
 """Weights by name, from a hub cache on disk; no test asks the hub."""
 
-import json
 import os
 import subprocess
 import sys
@@ -14,12 +13,12 @@ from huggingface_hub import constants
 from safetensors.torch import load_file
 from small_runs import small_config
 
-from eagc_ops.training.config import ConfigError, from_json, resolve
+from eagc_ops.training.config import ConfigError, resolve
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.engine.run_folder import RunFolder
 from eagc_ops.training.models.backbones import load_backbone, weight_file
 from eagc_ops.training.models.hub import check_published
-from eagc_ops.training.runs import evaluate, resume, train
+from eagc_ops.training.runs import evaluate, train
 
 
 @pytest.fixture
@@ -104,18 +103,10 @@ def test_the_default_follows_the_backbone():
 
 
 @pytest.mark.filterwarnings("ignore:the run predicts")
-def test_a_run_of_version_0_1_had_random_weights(data, tmp_path):
-    """null in run.json stood for random weights, of every backbone."""
-    assert from_json({**resolve("simgcd", "cub").to_json(), "weights": None}).weights == "random"
+def test_random_weights_come_from_no_file(data, tmp_path):
     result = train(small_config(data, weights="random", epochs=1), tmp_path / "run")
     assert RunFolder.open(tmp_path / "run").facts.weights is None
-    file = tmp_path / "run" / "run.json"
-    content = json.loads(file.read_text())
-    content["config"]["weights"] = None
-    file.write_text(json.dumps(content))
     assert evaluate(tmp_path / "run").all == result["last"]["all"]
-    (tmp_path / "run" / "result.json").unlink()
-    assert resume(tmp_path / "run")["last"] == result["last"]
 
 
 @pytest.mark.filterwarnings("ignore:the run predicts")
@@ -128,7 +119,7 @@ def test_a_run_takes_published_weights_and_keeps_their_fingerprint(data, hub, mo
     )
     words += f" --epochs 1 --batch-size 32 --root {data['root']} --split-file {data['split_file']} -o {run}"
     done = subprocess.run(
-        [sys.executable, "-m", "eagc_ops.cli", *words.split()],
+        [sys.executable, "-m", "eagc_ops.app.cli", *words.split()],
         capture_output=True,
         text=True,
         env={**os.environ, "HF_HOME": str(home), "OMP_NUM_THREADS": "1"},

@@ -2,6 +2,7 @@
 
 import math
 import re
+import shutil
 import xml.etree.ElementTree as ET
 
 import numpy as np
@@ -65,8 +66,8 @@ def test_the_page_stands_alone_and_its_figures_are_drawings(written):
         "SOC, paper",
         "energy ratio E",
         "whole loss",
-        "A",
-        "B",
+        "without EAGC",
+        "with EAGC",
     ):
         assert shown in names
     # every figure says what it was measured on
@@ -77,7 +78,7 @@ def test_the_page_stands_alone_and_its_figures_are_drawings(written):
     )
     assert "k-means" not in page.text
     assert "12 leading directions" in page.captions[2]
-    assert "Seeds of A: 0, 1; B: 0, 1." in page.captions[1]
+    assert "Seeds of without EAGC: 0, 1; with EAGC: 0, 1." in page.captions[1]
 
 
 def results(page):
@@ -94,7 +95,7 @@ BEST = "best epoch, chosen with the truth"
 def test_the_table_is_mean_and_std_over_seeds(written):
     page = Page(written[0])
     firsts, rows = results(page)
-    assert firsts == ["A2 runs; eagc=False", "B2 runs; eagc=True"]
+    assert firsts == ["without EAGC2 runs; eagc=False", "with EAGC2 runs; eagc=True"]
     head, *diagnosed = page.tables[1]
     for cells, more, eagc in zip(rows, diagnosed, (False, True)):
         cells |= dict(zip(head, more))
@@ -117,8 +118,8 @@ def test_the_page_opens_with_the_verdict(written):
     half = 12.706 * differences.std(ddof=1) / np.sqrt(2)
     low, high = differences.mean() - half, differences.mean() + half
     sentence = (
-        f"B against A: no clear difference. All +6.9 points (last epoch), 95% interval {low:+.1f} to "
-        f"{high:+.1f}, 2 seeds, sign-flip p = 1."
+        "with EAGC against without EAGC: no clear difference. All +6.9 points (last epoch), 95% interval "
+        f"{low:+.1f} to {high:+.1f}, 2 seeds, sign-flip p = 1."
     )
     assert text.index(sentence) < text.index("<svg") < text.index("<table")
     axis = figures[0].axes[0]
@@ -146,24 +147,70 @@ def test_a_fair_baseline_differs_in_nothing_but_the_operator(tmp_path):
         write_run(tmp_path / f"ours{seed}", seed, True, diagnosed=False, rows=better, **ours)
         for seed in (0, 1)
     ]
-    line = "B against A: better. All +30.0 points (last epoch), 95% interval +30.0 to +30.0, 2 seeds"
+    line = (
+        "with EAGC against without EAGC: higher in these seeds, which are too few to say more. All +30.0 "
+        "points (last epoch), 95% interval +30.0 to +30.0, 2 seeds"
+    )
     assert verdict([*base, *fair], tmp_path)[0].startswith(line)
     assert "sign-flip p = 0.5, the least that 2 seeds can give." in verdict([*base, *fair], tmp_path)[0]
     for i, unfair in enumerate(({"warm_start": True}, {"head_lr": 0.05}, {"trunk": "8" * 64})):
         other = write_run(tmp_path / f"unfair{i}", 0, True, diagnosed=False, rows=better, **unfair)
         assert verdict([*base, other], tmp_path) == [
-            "No verdict on B: its fair baseline is missing. Train its settings again with --no-eagc and the "
-            "same seeds (0), and pass these runs to `eagc report` too."
+            "with EAGC: no verdict, because its fair baseline (the same settings with EAGC off) is missing. "
+            "Train its settings again with --no-eagc and the same seeds (0), and pass these runs to `eagc "
+            "report` too."
         ]
     late = write_run(tmp_path / "late", 1, False, finished=False, diagnosed=False, rows=rows)
     assert verdict([late, fair[1]], tmp_path) == [
-        "No verdict on B: no seed of it is finished both here and in its fair baseline A. Seeds of B: 1."
+        "with EAGC: no verdict, because no seed of it is finished both here and in its fair baseline (the "
+        "same settings with EAGC off), without EAGC. Seeds of with EAGC: 1."
     ]
     assert verdict([base[0], fair[0]], tmp_path) == [
-        "B against A: All +30.0 points (last epoch), from one seed. One pair has no interval: train more "
-        "seeds of both."
+        "with EAGC against without EAGC: All +30.0 points (last epoch), from one seed. One pair has no "
+        "interval: train more seeds of both."
     ]
     assert "no run here uses EAGC" in verdict(base, tmp_path)[0]
+
+
+def test_better_takes_a_small_p_value_and_more_than_the_noise_floor(tmp_path):
+    """One sentence for EAGC first, its parts in one line, and null runs as the floor."""
+
+    def runs(name, seeds, change, **switches):
+        return [
+            write_run(
+                tmp_path / f"{name}{seed}",
+                seed,
+                name != "base",
+                diagnosed=False,
+                rows=[(0.6 + change(seed),) * 3],
+                **switches,
+            )
+            for seed in range(seeds)
+        ]
+
+    def said(seeds, change, null=lambda seed: 0.001):
+        for old in tmp_path.iterdir():
+            shutil.rmtree(old)
+        paths = runs("base", seeds, lambda seed: 0) + runs("aga", seeds, lambda seed: -0.0001, lambda_p=0.0)
+        if null is not None:
+            paths += runs("null", seeds, null, lambda_a=1e-4, lambda_p=1e-4)
+        paths += runs("full", seeds, change)
+        names = {path: path.name[:-1] for path in paths}
+        return verdict(paths, tmp_path, names)
+
+    first, parts, floor = said(6, lambda seed: 0.01 + seed / 1000)
+    assert first.startswith("full against base: better. All +1.2 points (last epoch)")
+    assert "sign-flip p = 0.031" in first
+    assert parts.startswith("Parts of EAGC, last epoch: aga against base, ")
+    assert "(All 0.0, p = 0.031)" in parts and "-0.0" not in parts
+    assert floor.startswith("Noise floor: rounding alone moved All of single runs by up to 0.1 points (null")
+    assert "full against base: worse." in said(6, lambda seed: -0.01 - seed / 1000)[0]
+    assert "higher in these seeds" in said(5, lambda seed: 0.01 + seed / 1000)[0]
+    assert "lower in these seeds" in said(5, lambda seed: -0.01 - seed / 1000)[0]
+    assert "not more than rounding does" in said(6, lambda seed: 0.01 + seed / 1000, lambda seed: 0.05)[0]
+    unknown = said(6, lambda seed: 0.01 + seed / 1000, None)
+    assert unknown[0].startswith("full against base: higher in these seeds (no null run, ")
+    assert not any("better" in line for line in unknown)
 
 
 def test_the_best_epoch_says_that_it_was_chosen_with_the_truth(tmp_path):
@@ -176,7 +223,7 @@ def test_the_best_epoch_says_that_it_was_chosen_with_the_truth(tmp_path):
     assert "All +6.9 points (last epoch)" in last
     assert f"All +3.1 points ({BEST})" in best  # 81.25 - 70 and 70 - 75
     page = Page((tmp_path / "out" / "report.html").read_text())
-    assert f"Preset release reports the {BEST}; it is the headline of A, B." in page.text
+    assert f"Preset release reports the {BEST}; it is the headline of without EAGC, with EAGC." in page.text
     # Wherever a best epoch is printed, the words stand beside it.
     for place in re.finditer(r"best epoch", page.text, re.IGNORECASE):
         assert "chosen with the tr" in page.text[place.start() : place.start() + 60]

@@ -1,0 +1,71 @@
+"""Several processes of one discovery, as torchrun and `accelerate launch` start them.
+
+Each computes features of a part of the images and clusters a part of their rows; process 0 lists, says and
+writes. All must see the output folder.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import datetime
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from eagc_ops.training.analysis.first_answer import FirstAnswer, first_answer
+from eagc_ops.training.analysis.processes import ALONE, Processes
+
+__all__ = ["launched", "part_of", "shared_first_answer"]
+
+_TIMEOUT = datetime.timedelta(days=7)  # process 0 lists and writes while the others wait
+
+
+@contextlib.contextmanager
+def launched() -> Iterator[Processes]:
+    """The processes that a launcher has started; without one, this process alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield ALONE
+        return
+    ours = not dist.is_initialized()
+    if ours:
+        dist.init_process_group("gloo", timeout=_TIMEOUT)
+    if torch.cuda.is_available():
+        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
+    try:
+        group = dist.group.WORLD if ours else dist.new_group(backend="gloo", timeout=_TIMEOUT)
+        yield Processes(group)  # type: ignore[arg-type]  # every process is a member
+    finally:
+        if ours:
+            dist.destroy_process_group()
+
+
+def part_of(items: Any, processes: Processes) -> Any:
+    """The items of this process, of a sequence or a tensor: those of process r follow those of process r - 1.
+
+    >>> part_of("seven", ALONE)
+    'seven'
+    """
+    first, end = (len(items) * (processes.rank + i) // processes.count for i in (0, 1))
+    return items[first:end]
+
+
+def shared_first_answer(
+    rows: Tensor, label: Tensor, k: int, known: int, *, seed: int, processes: Processes
+) -> FirstAnswer:
+    """The first answer of all rows, in every process; each clusters a part of them."""
+    if processes.count == 1:
+        return first_answer(rows, label, k, known, seed=seed)
+    found = first_answer(
+        part_of(rows, processes), part_of(label, processes), k, known, seed=seed, processes=processes
+    )
+    return dataclasses.replace(
+        found,
+        assignment=processes.joined(found.assignment),
+        probabilities=processes.joined(found.probabilities),
+        points=processes.joined(found.points),
+    )

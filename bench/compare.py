@@ -55,6 +55,7 @@ ON_ONE_MACHINE = {
     "seconds_per_image",
     "loading_seconds",
     "device_seconds",
+    "cold_device_seconds",
     "host_seconds",
     "step_seconds",
     "add_on_seconds",
@@ -120,7 +121,7 @@ def compare(a: dict[str, Any], b: dict[str, Any], threshold: float = 0.1) -> lis
     if not any(row["kind"] == "measured" and _measurements(row) for row in before.values()):
         raise ValueError("A has no measured row: there is nothing to compare B with")
     moved = bool(machine_differences(a, b))
-    changes = []
+    changes: list[Change] = []
     for key in before | after:
         old, new = before.get(key, {}), after.get(key, {})
         if old.get("kind") == new.get("kind") == "measured":
@@ -166,6 +167,7 @@ def _row_changes(
         note = _why_not_judged(measure, baseline, moved)
         x, y = before.get(measure), after.get(measure)
         if x is None:
+            assert y is not None  # one of the two has the measure
             yield Change(*key, measure, None, y.median, None, False, "new")
         elif y is None:
             yield Change(*key, measure, x.median, None, None, not note, note or "missing in B")

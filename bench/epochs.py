@@ -18,6 +18,7 @@ import torch
 
 from eagc_ops.bench.loader import as_published, with_pixels
 from eagc_ops.bench.measure import clock, interleave, ratio
+from eagc_ops.bench.pixel_views import PixelViews
 from eagc_ops.bench.steps import OURS, RELEASED_EAGC, VARIANTS, Setting, Step
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import resolve
@@ -25,7 +26,7 @@ from eagc_ops.training.data import Batch, GCDData, Images, ImageSubset, TrainLoa
 from eagc_ops.training.data.batches import batches
 from eagc_ops.training.data.rows import rows_of
 from eagc_ops.training.data.transforms import split_transform
-from eagc_ops.training.data.trunk_cache import CachedViews, PixelViews, cache_bytes, trunk_cache
+from eagc_ops.training.data.trunk_cache import CachedViews, cache_bytes, trunk_cache
 from eagc_ops.training.models.reference_model import train_reference
 
 # Views per image in the cache: the fewest that a two-view method can use, so that the released way makes no
@@ -101,17 +102,23 @@ def _cached(data: GCDData, folder: Path) -> GCDData:
     )
     first = len(data.labelled)
     labelled, unlabelled = torch.arange(len(positions)).tensor_split([first])
-    parts = {
-        "labelled": _part(images, labelled, data.labelled.labels),
-        "unlabelled": _part(images, unlabelled, data.unlabelled.labels),
-    }
-    return with_pixels(replace(data, **parts), folder)
+    parts = replace(
+        data,
+        labelled=_part(images, labelled, data.labelled.labels),
+        unlabelled=_part(images, unlabelled, data.unlabelled.labels),
+    )
+    return with_pixels(parts, folder)
 
 
 def reference_rows(setting: Setting, data: GCDData, rounds: int) -> list[dict[str, Any]]:
     """One epoch of the reference model on the labelled images: full block, CLS-only, with trunk cache."""
     images = len(data.labelled)
-    switches = {"reference_epochs": 1, "reference_batch_size": images, "batch_size": 2, "cache_views": VIEWS}
+    switches: dict[str, Any] = {
+        "reference_epochs": 1,
+        "reference_batch_size": images,
+        "batch_size": 2,
+        "cache_views": VIEWS,
+    }
     with tempfile.TemporaryDirectory() as folder:
         runs = {}
         for name, cls_only, cached in (
@@ -130,9 +137,7 @@ def reference_rows(setting: Setting, data: GCDData, rounds: int) -> list[dict[st
             loader = batches(
                 data, config, encoder, weighting="simgcd", rank=0, world=1, main=False
             ).labelled_train
-            runs[name] = lambda e=encoder, c=config, l=loader: train_reference(
-                e, l, c, setting.known, progress=False
-            )
+            runs[name] = partial(train_reference, encoder, loader, config, setting.known, progress=False)
         timings = interleave(runs, rounds, clock(setting.device))
     return [
         {

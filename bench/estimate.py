@@ -44,7 +44,7 @@ def estimate_rows(quick: bool) -> list[dict[str, Any]]:
         lambda: planted("100 planted classes", 100, each=20, dim=96, spread=0.6, noise=1.0),
     ]
     if not quick:
-        large = {"each": 60, "dim": 384, "spread": 0.8, "noise": 2.2}
+        large: dict[str, Any] = {"each": 60, "dim": 384, "spread": 0.8, "noise": 2.2}
         sets = [digits, *sets, lambda: planted("345 planted classes", 345, **large)._replace(large=True)]
     return [row for made in sets for row in rows_of(made(), 2 if quick else SEEDS)]
 

@@ -1,4 +1,4 @@
-"""Write the figures of README.md and docs/ from the results files.
+"""Write the figures of README.md and docs/, and the README's picture, from the results files.
 
 `python -m eagc_ops.bench.figures` replaces the text between two markers of a page.
 
@@ -13,13 +13,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from eagc_ops.bench import tables
+from eagc_ops.app.files import atomic_write
+from eagc_ops.app.table import Table
+from eagc_ops.bench import discover_tables, discover_training, tables
 from eagc_ops.bench.measure import Spread
 from eagc_ops.bench.overhead import PAPER
 from eagc_ops.bench.results_file import load
 from eagc_ops.bench.steps import OURS, OURS_BASELINE, RELEASED_EAGC
-from eagc_ops.files import atomic_write
-from eagc_ops.table import Table
 from eagc_ops.training.config import SPECS
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -29,6 +29,9 @@ _INVERSION_1024_MS = 7.3  # from the paper's text; its table does not have it
 
 
 def main() -> int:
+    from eagc_ops.bench.pictures import draw_cost  # matplotlib takes a second to import
+
+    draw_cost(ROOT / "bench/results/cost.svg", load(RESULTS / "overhead.json"))
     for page in pages(ROOT):
         text = page.read_text()
         try:
@@ -228,6 +231,42 @@ def estimate_section(results: Path) -> str:
     )
 
 
+def discover_section(results: Path) -> str:
+    content = load(results / "discover.json")
+    rows = content["records"]
+    return _paragraphs(
+        f"Measured on {content['date']} on {_machine(content)}, CPU time of one thread. All / Old / New: "
+        "means over draws; all ways get the same classes and labels.",
+        discover_tables.accuracies(rows),
+        "The estimated number of categories; a question mark: said to be no estimate, but a guess.",
+        discover_tables.estimates(rows),
+        "Fewer labels, fewer known classes, long tails (unlabelled classes differ in size by up to 10): All "
+        "with the true K.",
+        discover_tables.conditions(rows),
+    )
+
+
+def discover_training_section(results: Path) -> str:
+    content = load(results / "discover_training.json")
+    return _paragraphs(
+        f"Measured on {content['date']} on {_machine(content)}, one thread. All / Old / New: means over "
+        "draws, true K; CPU minutes of everything, features and rehearsal too.",
+        discover_training.table(content["records"]),
+    )
+
+
+def scale_section(results: Path) -> str:
+    content = load(results / "scale.json")
+    one = content["kmeans"][0]
+    return _paragraphs(
+        f"Measured on {content['date']} on {_machine(content)}: one thread, CPU time, one run each; "
+        f"D = {content['scale'][0]['D']}.",
+        tables.scale(content["scale"]),
+        f"k-means of {one['N']:,} rows of {one['D']} dimensions into {one['K']} clusters:",
+        tables.kmeans(content["kmeans"]),
+    )
+
+
 SECTIONS = {
     "headline": headline_section,
     "operator": operator_section,
@@ -238,6 +277,9 @@ SECTIONS = {
     "modelled": modelled_section,
     "triangle": triangle_section,
     "estimate": estimate_section,
+    "discover": discover_section,
+    "training": discover_training_section,
+    "scale": scale_section,
 }
 
 

@@ -1,23 +1,39 @@
 """Timing on a GPU: the device's time by CUDA graph replays, and the host's time to issue the work.
 
 The calls are short (some ten microseconds at 256 rows and D = 768), so eager wall time is mostly Python. A
-graph replay leaves the host out.
+graph replay leaves the host out. Between replays inputs stay in L2 if they fit, as S does in training (warm),
+or L2 is overwritten before each replay (cold).
 """
 
 from __future__ import annotations
 
+import contextlib
+import csv
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import torch
 from torch.autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
+from torch.profiler import ProfilerActivity, profile, record_function
 
 from eagc_ops.bench.measure import Timing
 
 # The least seconds between two events: replays are repeated to fill them, because events resolve about a
 # microsecond.
 SHORTEST = 2e-3
+FLUSH = 1 << 28  # bytes that are written to empty L2: more than a GPU has of it
+# What nvidia-smi is asked for: what a time depends on besides the model of the GPU.
+STATE = (
+    "driver_version",
+    "clocks.sm",
+    "clocks.mem",
+    "clocks.max.sm",
+    "clocks.max.mem",
+    "power.limit",
+    "pstate",
+)
 
 
 def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
@@ -42,10 +58,7 @@ def capture(run: Callable[[], object]) -> torch.cuda.CUDAGraph | None:
 
 
 def device_seconds(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, Timing]:
-    """Seconds per replay, graphs interleaved in an order that rotates.
-
-    Inputs stay in L2 if they fit, as S does in training.
-    """
+    """Seconds per replay with a warm L2, graphs interleaved in an order that rotates."""
     repeats = {
         name: max(1, round(SHORTEST / max(_replays(graph, 10), 1e-7))) for name, graph in graphs.items()
     }
@@ -59,6 +72,21 @@ def device_seconds(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict
                 timings[name].seconds.append(seconds)
                 timings[name].faults.append(0)
     return timings
+
+
+def cold_device_seconds(graphs: dict[str, torch.cuda.CUDAGraph], rounds: int) -> dict[str, Timing]:
+    """Seconds of one replay after L2 was overwritten, graphs interleaved in an order that rotates."""
+    flush = torch.empty(FLUSH, dtype=torch.int8, device="cuda")
+    names = list(graphs)
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for number in range(rounds + 1):
+        start = number % len(names)
+        for name in names[start:] + names[:start]:
+            flush.zero_()
+            replay = _replays(graphs[name], 1)
+            if number:
+                seconds[name].append(replay)
+    return {name: Timing(values, [0] * len(values)) for name, values in seconds.items()}
 
 
 def host_seconds(run: Callable[[], object], rounds: int) -> Timing:
@@ -83,6 +111,46 @@ def launches(run: Callable[[], object]) -> int:
         run()
         torch.cuda.synchronize()
     return sum(event.device_type == DeviceType.CUDA for event in profiler.events())
+
+
+def state() -> list[dict[str, str]]:
+    """Clocks, power limit and driver of every NVIDIA GPU, as nvidia-smi prints them; [] without it."""
+    query = ["nvidia-smi", f"--query-gpu={','.join(STATE)}", "--format=csv,noheader"]
+    try:
+        printed = subprocess.run(query, capture_output=True, text=True, check=True, timeout=30).stdout
+    except (OSError, subprocess.SubprocessError):
+        return []
+    lines = csv.reader(printed.splitlines(), skipinitialspace=True)
+    return [dict(zip(STATE, line)) for line in lines if line]
+
+
+@contextlib.contextmanager
+def named(name: str) -> Iterator[None]:
+    """A range with this name in torch's profiler and, on a GPU, in Nsight (NVTX)."""
+    nvtx = torch.cuda.nvtx if torch.cuda.is_available() else None
+    if nvtx is not None:
+        nvtx.range_push(name)
+    try:
+        with record_function(name):
+            yield
+    finally:
+        if nvtx is not None:
+            nvtx.range_pop()
+
+
+def write_trace(path: Path, runs: dict[str, Callable[[], object]], calls: int = 5) -> None:
+    """A trace of some calls of each, by name, for Perfetto or chrome://tracing; a first call is left out."""
+    for run in runs.values():
+        run()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if torch.cuda.is_available() else [])]
+    with profile(activities=activities) as profiler:
+        for name, run in runs.items():
+            for _ in range(calls):
+                with named(name):
+                    run()
+        if torch.cuda.is_available():
+            torch.cuda.synchronize()
+    profiler.export_chrome_trace(str(path))
 
 
 def _replays(graph: torch.cuda.CUDAGraph, repeats: int) -> float:

@@ -83,7 +83,7 @@ def make_workload(
 
 def coordinated(g: Tensor, inputs: Inputs) -> Tensor:
     """The formulas over all rows, with SETTINGS, in the tensors' dtype."""
-    return formulas.coordinate(g, inputs, SETTINGS).gradient
+    return formulas.coordinated(g, inputs, SETTINGS).gradient
 
 
 def error(workload: Workload, gradient: Tensor, *, running: bool) -> Error:

@@ -48,7 +48,8 @@ def photographs(
         pixels = np.full((height, width, 3), 128.0)
         for cells, contrast in ((3, 0.4), (9, 0.4), (27, 0.4), (81, 0.4), (243, 0.34)):
             noise = random.randint(0, 256, (cells, cells, 3)).astype(np.uint8)
-            pixels += (np.asarray(Image.fromarray(noise).resize(SIZE, Image.BICUBIC), float) - 128) * contrast
+            resized = Image.fromarray(noise).resize(SIZE, Image.Resampling.BICUBIC)
+            pixels += (np.asarray(resized, np.float64) - 128) * contrast
         path = folder / f"{i:05}.jpg"
         Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).save(path, quality=QUALITY)
         paths.append(str(path))
@@ -71,8 +72,9 @@ def as_published(views: KeyedViews) -> KeyedViews:
 
 def with_pixels(data: GCDData, folder: Path) -> GCDData:
     """The data with their pixel cache in `folder`."""
-    fixed = split_transform(data.train_transform).fixed
-    return replace(data, cache=pixel_cache(folder, data.labelled.images, fixed, progress=False))
+    split = split_transform(data.train_transform)
+    assert split is not None, "every transform of these data can be split"
+    return replace(data, cache=pixel_cache(folder, data.labelled.images, split.fixed, progress=False))
 
 
 def loader_tables(rounds: int, images: int) -> dict[str, Any]:
@@ -88,7 +90,8 @@ def loader_tables(rounds: int, images: int) -> dict[str, Any]:
             *_rows("evaluation, one view", data, cached, data.test_transform, 1, rounds),
         ]
         file_bytes = sum(Path(path).stat().st_size for path in paths)
-        cache_bytes = cached.cache.files.path.stat().st_size
+        assert cached.cache is not None  # `with_pixels`
+        cache_bytes = cached.cache.path.stat().st_size
     return {
         "settings": {
             "images": images,

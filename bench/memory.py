@@ -59,7 +59,7 @@ class Saved(saved_tensors_hooks):
         self._kept: dict[int, int] = {}
         super().__init__(self._pack, lambda tensor: tensor)
 
-    def __enter__(self) -> Saved:
+    def __enter__(self) -> Saved:  # type: ignore[override]  # torch's returns nothing
         super().__enter__()
         return self
 

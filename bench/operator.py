@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from torch import Tensor
 from eagc_ops import EAGC
 from eagc_ops.bench.hooks import HookCoordinator
 from eagc_ops.bench.inputs import APERTURE, MOMENTUM, Workload, error, make_features, make_workload
-from eagc_ops.bench.measure import interleave, ratio
+from eagc_ops.bench.measure import clock, interleave, ratio
 from eagc_ops.subspace import solve_conceptor
 
 ROWS = (256, 1024, 4096)
@@ -70,7 +71,7 @@ def check(workload: Workload, runs: dict[str, Callable[[], Tensor]]) -> dict[str
     return errors
 
 
-def operator_rows(rounds: Callable[[int], int] = ROUNDS.get) -> list[dict[str, Any]]:
+def operator_rows(rounds: Callable[[int], int] = ROUNDS.__getitem__) -> list[dict[str, Any]]:
     """One measured row per number of rows and form of the energy reference, over `rounds(rows)` rounds."""
     table = []
     for rows in ROWS:
@@ -99,25 +100,26 @@ def operator_rows(rounds: Callable[[int], int] = ROUNDS.get) -> list[dict[str, A
     return table
 
 
-def solve_rows(rounds: int = 21) -> list[dict[str, Any]]:
+def _released_solve(correlation: Tensor, identity: Tensor) -> Tensor:
+    return correlation @ torch.linalg.inv(correlation + APERTURE**-2 * identity)
+
+
+def solve_rows(rounds: int = 21, device: torch.device | str = "cpu") -> list[dict[str, Any]]:
     """The solve alone, for a known R. The released way is R @ inv(R + a^-2 I) in fp32."""
     table = []
     for dim in DIMS:
-        features = make_features(1500, dim, torch.Generator().manual_seed(0)).double()
+        features = make_features(1500, dim, torch.Generator().manual_seed(0)).to(device).double()
         wide = features.T @ features / len(features)
         narrow = wide.float()
         # An independent oracle: the soft threshold on the eigenvalues.
         values, vectors = torch.linalg.eigh(wide)
         exact = (vectors * (values / (values + APERTURE**-2))) @ vectors.T
-        identity = torch.eye(dim)
         runs = {
-            "released": lambda narrow=narrow, identity=identity: (
-                narrow @ torch.linalg.inv(narrow + APERTURE**-2 * identity)
-            ),
-            "fp32": lambda narrow=narrow: solve_conceptor(narrow, APERTURE),
-            "fp64": lambda wide=wide: solve_conceptor(wide, APERTURE),
+            "released": partial(_released_solve, narrow, torch.eye(dim, device=device)),
+            "fp32": partial(solve_conceptor, narrow, APERTURE),
+            "fp64": partial(solve_conceptor, wide, APERTURE),
         }
-        timings = interleave(runs, rounds)
+        timings = interleave(runs, rounds, clock(torch.device(device)))
         for name, run in runs.items():
             matrix = run()
             table.append(

@@ -6,24 +6,26 @@ Every variant of the step is compared with the same variant without EAGC, and wi
 from __future__ import annotations
 
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from eagc_ops.bench import gpu
 from eagc_ops.bench.epochs import epoch_rows, first_images, first_of, reference_rows
 from eagc_ops.bench.loader import photographs
 from eagc_ops.bench.measure import Spread, clock, interleave, ratio
 from eagc_ops.bench.operator import solve_rows
 from eagc_ops.bench.steps import OURS, OURS_BASELINE, RELEASED, VARIANTS, Setting, Step, make_setting
 from eagc_ops.bench.work import count
+from eagc_ops.evidence.paper.values import PAPER as PRINTED
 from eagc_ops.training.data import GCDData, train_loader
-from eagc_ops.training.paper.values import PAPER as PRINTED
 
 # The paper's table as printed. Its inversion cost is per epoch; here S is computed once.
 _COLUMNS = ("all_acc", "peak_mb", "inversion_ms", "epoch_seconds", "reference_seconds")
-PAPER = [
+PAPER: list[dict[str, Any]] = [
     {
         "kind": "paper, A100",
         "data": data,
@@ -43,6 +45,7 @@ def overhead(
     images: int,
     data: GCDData | None = None,
     image_size: int = 224,
+    precision: str = "no",
 ) -> dict[str, Any]:
     """The settings and all tables of results.
 
@@ -52,9 +55,9 @@ def overhead(
     if data is None:
         with tempfile.TemporaryDirectory() as folder:
             subset = photographs(Path(folder), images, image_size)
-            return _overhead(backbone, rows, device, rounds, subset, None, image_size)
+            return _overhead(backbone, rows, device, rounds, subset, None, image_size, precision)
     pixels = first_images(train_loader(data, batch_size=rows // 2, seed=0).epoch(0), rows)
-    return _overhead(backbone, rows, device, rounds, first_of(data, images), pixels, image_size)
+    return _overhead(backbone, rows, device, rounds, first_of(data, images), pixels, image_size, precision)
 
 
 def _overhead(
@@ -65,16 +68,19 @@ def _overhead(
     subset: GCDData,
     pixels: Tensor | None,
     image_size: int,
+    precision: str,
 ) -> dict[str, Any]:
     images = len(subset.merged)
     fewer_rounds = max(rounds // 2, 5)  # for the parts that take long: whole epochs and evaluation passes
     classes = subset.known + subset.novel
-    setting = make_setting(backbone, rows, device, pixels, image_size, subset.channels, subset.known, classes)
+    kinds = subset.channels, subset.known, classes
+    setting = make_setting(backbone, rows, device, pixels, image_size, *kinds, precision)
     tables: dict[str, Any] = {
         "settings": {
             "backbone": backbone,
             "rows": rows,
             "image_size": image_size,
+            "precision": precision,
             "rounds": rounds,
             "device": str(device),
             "images": subset.name,
@@ -84,11 +90,18 @@ def _overhead(
         "evaluation": evaluation_rows(setting, fewer_rounds),
         "reference": reference_rows(setting, subset, fewer_rounds),
         "epochs": epoch_rows(setting, subset, min(rows // 2, images), fewer_rounds),
-        "conceptor": solve_rows(max(rounds, 5)),
+        "conceptor": solve_rows(max(rounds, 5), device),
         "paper": PAPER,
     }
-    promised = backbone == "vit_small_patch16_224" and (rows, image_size, device.type) == (16, 224, "cpu")
+    plain = (rows, image_size, device.type, precision) == (16, 224, "cpu", "no")
+    promised = backbone == "vit_small_patch16_224" and plain
     return {**tables, "bars": bars(tables) if promised else []}
+
+
+def trace(path: Path, backbone: str, rows: int, device: torch.device, precision: str) -> None:
+    """Write a profiler's trace of two steps of every variant."""
+    setting = make_setting(backbone, rows, device, precision=precision)
+    gpu.write_trace(path, {variant.name: Step(setting, variant) for variant in VARIANTS}, calls=2)
 
 
 def step_rows(setting: Setting, rounds: int) -> list[dict[str, Any]]:
@@ -137,10 +150,11 @@ def evaluation_rows(setting: Setting, rounds: int) -> list[dict[str, Any]]:
         variant.name: Step(setting, variant) for variant in VARIANTS if variant.name in (OURS_BASELINE, OURS)
     }
     classes: dict[str, Tensor] = {}
-    issued = {
-        name: count(lambda name=name, step=step: classes.update({name: step.predict()}))
-        for name, step in steps.items()
-    }
+
+    def predict(name: str, step: Step) -> None:
+        classes[name] = step.predict()
+
+    issued = {name: count(partial(predict, name, step)) for name, step in steps.items()}
     if not torch.equal(classes[OURS], classes[OURS_BASELINE]) or issued[OURS] != issued[OURS_BASELINE]:
         raise RuntimeError("an evaluation pass must not depend on EAGC, but its operations or its classes do")
     timings = interleave(

@@ -8,12 +8,12 @@ from __future__ import annotations
 import subprocess
 import sys
 
+from eagc_ops.app.console import command
+from eagc_ops.app.interrupts import unaware_children
+from eagc_ops.app.places import writable_folder
 from eagc_ops.bench.commands.overhead import parse
-from eagc_ops.console import command
-from eagc_ops.interrupts import unaware_children
-from eagc_ops.places import writable_folder
-from eagc_ops.training.commands.table import DEFAULTS, table_parser
-from eagc_ops.training.paper.values import PAPER
+from eagc_ops.evidence.commands.table import DEFAULTS, table_parser
+from eagc_ops.evidence.paper.values import PAPER
 
 MEASURED = ("dataset", "root", "split_file", "backbone")  # options of `eagc bench overhead`
 
@@ -48,7 +48,7 @@ def main(argv: list[str]) -> int:
     home.mkdir(parents=True, exist_ok=True)
     # In a process of its own, because the benchmark restarts itself with a pinned allocator.
     with unaware_children():  # Ctrl-C ends it through this process
-        measuring = subprocess.Popen([sys.executable, "-m", "eagc_ops.cli", "bench", "overhead", *words])
+        measuring = subprocess.Popen([sys.executable, "-m", "eagc_ops.app.cli", "bench", "overhead", *words])
     try:
         measuring.wait()
     finally:
@@ -58,7 +58,7 @@ def main(argv: list[str]) -> int:
     # torch and matplotlib take seconds to import: --help, wrong options and a plan do not wait for them.
     from eagc_ops.bench import tables
     from eagc_ops.bench.results_file import load
-    from eagc_ops.training.paper.page import write_overhead
+    from eagc_ops.evidence.paper.page import write_overhead
 
     measured = load(results)
     note, svg = f"{tables.overhead_note(measured)}.", picture.read_text(encoding="utf-8")

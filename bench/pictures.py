@@ -1,4 +1,4 @@
-"""The pictures of the roofline and of the overhead, as SVG or PNG. The same results make the same file."""
+"""The pictures of cost, overhead and roofline, as SVG or PNG. The same results make the same file."""
 
 from __future__ import annotations
 
@@ -19,7 +19,26 @@ if TYPE_CHECKING:
 
 Rows = list[dict[str, Any]]
 
-_STYLE = {"svg.hashsalt": "eagc", "svg.fonttype": "none", "font.size": 9}
+_STYLE: dict[Any, Any] = {"svg.hashsalt": "eagc", "svg.fonttype": "none", "font.size": 9}
+
+
+@matplotlib.rc_context(_STYLE)
+def draw_cost(path: Path, results: dict[str, Any]) -> None:
+    """What EAGC adds to a step, as released and with each of the savings here: the README's first picture."""
+    rows = [row for row in results["steps"] if row["add_on_share"] is not None]
+    shares = [row["add_on_share"].median for row in rows]
+    names = [row["variant"].removeprefix("+ EAGC, ") for row in rows]
+    figure, axis = plt.subplots(figsize=(8, 1.9), constrained_layout=True)
+    places = range(len(rows))
+    axis.barh(places, shares, color=["tab:red", *["tab:green"] * (len(rows) - 1)])
+    for place, share in zip(places, shares):
+        axis.text(share + 0.01, place, f"{share * 100:.2g} %", va="center", weight="bold")
+    axis.set(title="time that EAGC adds to a training step", yticks=places, yticklabels=names, xticks=[])
+    axis.set_xlim(0, 1.1 * max(shares))
+    axis.invert_yaxis()
+    for side in ("top", "right", "bottom"):
+        axis.spines[side].set_visible(False)
+    _save(figure, path)
 
 
 @matplotlib.rc_context(_STYLE)
@@ -102,12 +121,18 @@ def _modelled_panel(axis: Axes, name: str, rows: Rows) -> None:
         below = [value - value / UNCERTAINTY for value in y]
         above = [max(min(value * UNCERTAINTY, limit) - value, 0) for value, limit in zip(y, roof)]
         label = f"fused kernel, {dtype}, modelled"
-        style = {"fmt": "o", "mfc": "none", "mec": colour, "ecolor": colour, "elinewidth": 0.8}
+        style: dict[str, Any] = {
+            "fmt": "o",
+            "mfc": "none",
+            "mec": colour,
+            "ecolor": colour,
+            "elinewidth": 0.8,
+        }
         axis.errorbar(x, y, [below, above], label=label, **style)
         for form, marker in (("gather", "x"), ("dense", "+")):
             rates = [r["gflop_per_s"] * r["seconds"] / r[f"{form}_seconds"] for r in own]
             axis.plot(x, rates, marker, color=colour, alpha=0.5, label=f"{form} BLAS, {dtype}, modelled")
-        shift = {"xytext": (-6 if side == "right" else 6, -3), "textcoords": "offset points"}
+        shift: dict[str, Any] = {"xytext": (-6 if side == "right" else 6, -3), "textcoords": "offset points"}
         for r in own:
             point = (r["flop_per_byte"], r["gflop_per_s"])
             axis.annotate(f"{r['rows']} rows", point, ha=side, fontsize=7, **shift)

@@ -49,7 +49,8 @@ ASSUMPTIONS = (
     "Modelled, not measured: no kernel here has been timed on a GPU.",
     "Counted in compiled code: instructions of a step by pipe, products, bytes through shared memory, blocks "
     "per SM; lanes that read one address count each. Without bank conflicts: executed by the PTX machine, "
-    "bf16 has none, and fp32 in blocks of up to 32 x 64 takes shared memory up to 1.25 times as long",
+    "bf16 has none, and fp32 in blocks of up to 32 x 64 takes shared memory up to 1.25 times as long, in "
+    "blocks of 16 x 64 with two warps on sm_86 and sm_120 up to 1.4 times",
     f"time = {LAUNCH * 1e6:.0f} us per launch (the host is not counted) + loops + the code around them; L2 "
     "and memory overlap with the loops",
     f"a loop: all blocks of the busiest SM on the busiest pipe, of which {REACHED:.0%} is reached; or, per "

@@ -13,7 +13,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -27,11 +27,11 @@ from eagc_ops.kernels.panels import kept_for
 from eagc_ops.training.config import resolve
 from eagc_ops.training.data import Batch
 from eagc_ops.training.data.rows import Rows, rows_of
-from eagc_ops.training.methods import METHODS, Loss, Problem
+from eagc_ops.training.methods import METHODS, Loss, Method, Problem
 from eagc_ops.training.models.backbones import load_backbone
 from eagc_ops.training.models.student import Student
 
-LAMBDAS = {"lambda_a": SETTINGS.lambda_a, "lambda_p": SETTINGS.lambda_p}
+LAMBDAS: dict[str, Any] = {"lambda_a": SETTINGS.lambda_a, "lambda_p": SETTINGS.lambda_p}
 
 
 class Variant(NamedTuple):
@@ -60,13 +60,17 @@ RELEASED, RELEASED_EAGC, OURS_BASELINE, OURS = (VARIANTS[i].name for i in (0, 1,
 class Setting:
     """The inputs that variants share. `vit` and `reference` are never trained: variants work on copies."""
 
-    vit: nn.Module
+    vit: Any  # a timm ViT
     reference: nn.Module  # the same trunk, a different tail
     batch: Rows
     subspace: Subspace
     known: int
     classes: int
     device: torch.device
+    precision: str = "no"  # or "bf16": autocast
+
+    def autocast(self) -> torch.autocast:
+        return torch.autocast(self.device.type, torch.bfloat16, enabled=self.precision == "bf16")
 
 
 def make_setting(
@@ -78,6 +82,7 @@ def make_setting(
     channels: int = 3,
     known: int = 100,
     classes: int = 200,
+    precision: str = "no",
 ) -> Setting:
     """A setting with random weights (times do not depend on them); half the images are labelled.
 
@@ -108,7 +113,7 @@ def make_setting(
     matrix = Subspace.conceptor(make_features(1500, vit.embed_dim, generator)).matrix
     energy_ref = Subspace(matrix, 0.5).energy(make_features(500, vit.embed_dim, generator)).mean()
     subspace = Subspace(matrix, energy_ref).to(device)
-    return Setting(vit.to(device), reference.to(device), batch, subspace, known, classes, device)
+    return Setting(vit.to(device), reference.to(device), batch, subspace, known, classes, device, precision)
 
 
 class Step:
@@ -133,8 +138,8 @@ class Step:
             reference = copy.deepcopy(setting.reference) if with_eagc else None
             matrix, energy_ref = setting.subspace.matrix.to(dtype), setting.subspace.energy_ref.item()
             coordinator = HookCoordinator(matrix, energy_ref, **LAMBDAS, momentum=MOMENTUM)
-            self.encoder: nn.Module = vit
-            self.model: nn.Module = ReleasedStudent(vit, self.method, reference, coordinator)
+            self.encoder: Any = vit
+            self.model: Any = ReleasedStudent(vit, self.method, reference, coordinator)
         else:
             self.encoder = AnchoredEncoder(vit, len(vit.blocks) - 1, cls_only=variant.cls_only)
             if with_eagc:
@@ -150,7 +155,8 @@ class Step:
     def loss(self, batch: Rows | None = None) -> Tensor:
         """L_GCD of a batch, EAGC in its graph."""
         batch = batch or self.setting.batch
-        loss, token = self.model(batch._replace(labelled_rows=None) if self.variant.all_rows else batch)
+        with self.setting.autocast():
+            loss, token = self.model(batch._replace(labelled_rows=None) if self.variant.all_rows else batch)
         total = loss.supervised + loss.unsupervised
         return total if token is None else total + token
 
@@ -163,7 +169,7 @@ class Step:
         """The part of the step that EAGC adds: z_ref and the operator, both ways. None for a baseline."""
         if self.variant.baseline is None:
             return None
-        model, images = self.model, torch.cat(self.setting.batch.views)
+        model, images = self.model, torch.cat(list(self.setting.batch.views))
         labelled = self.setting.batch.mask
         labelled_rows = None if self.variant.all_rows else self.setting.batch.labelled_rows
         z = torch.randn(len(images), self.setting.vit.embed_dim, device=images.device, requires_grad=True)
@@ -175,9 +181,9 @@ class Step:
         tokens = self.encoder.trunk(images)
 
         def ours() -> Tensor:
-            out, token = model.eagc(
-                z, self.encoder.anchor(tokens, labelled_rows), labelled, return_token=True
-            )
+            with self.setting.autocast():
+                z_ref = self.encoder.anchor(tokens, labelled_rows)
+                out, token = model.eagc(z, z_ref, labelled, return_token=True)
             return torch.autograd.grad([out, token], z, [g, torch.ones_like(token)])[0]
 
         return ours
@@ -186,7 +192,7 @@ class Step:
     def predict(self) -> Tensor:
         """An evaluation pass as the training loop makes it, without reference model and coordinator."""
         self.model.eval()
-        images = torch.cat(self.setting.batch.views)
+        images = torch.cat(list(self.setting.batch.views))
         z = (
             self.encoder(images)
             if self.variant.released
@@ -209,7 +215,8 @@ class Step:
         device, state = self.setting.device, optimizer_state(self.optimizer)
         held = [*model, *state]
         batch = self.setting.batch
-        inputs = [*batch.views, batch.label, batch.mask, batch.uq_idx, batch.labelled_rows]
+        inputs = [*batch.views, batch.label, batch.mask, batch.uq_idx]
+        inputs += [] if batch.labelled_rows is None else [batch.labelled_rows]
         if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
@@ -225,7 +232,7 @@ class ReleasedStudent(nn.Module):
     """The released model: a whole ViT for z with `norm(x)[:, 0]`, a second one for z_ref, and hooks."""
 
     def __init__(
-        self, vit: nn.Module, method: nn.Module, reference: nn.Module | None, coordinator: HookCoordinator
+        self, vit: Any, method: Method, reference: nn.Module | None, coordinator: HookCoordinator
     ) -> None:
         super().__init__()
         for name, parameter in vit.named_parameters():
@@ -236,7 +243,7 @@ class ReleasedStudent(nn.Module):
             self.register_buffer("matrix", coordinator.matrix)
 
     def forward(self, rows: Rows) -> tuple[Loss, None]:
-        images = torch.cat(rows.views)
+        images = torch.cat(list(rows.views))
         z = self.vit(images)
         if self.reference is not None:
             z = self.coordinator.attach(z, self.reference_features(images), rows.mask)
@@ -244,4 +251,5 @@ class ReleasedStudent(nn.Module):
 
     @torch.no_grad()
     def reference_features(self, images: Tensor) -> Tensor:
+        assert self.reference is not None
         return self.reference(images)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -17,7 +18,7 @@ from eagc_ops.bench.hooks import HookCoordinator
 from eagc_ops.bench.inputs import MOMENTUM, SETTINGS, Error, Workload, coordinated, error, make_workload
 from eagc_ops.bench.measure import Timing, clock, interleave, ratio, rounds_within
 from eagc_ops.bench.work import count, nominal_work
-from eagc_ops.kernels import DTYPES, Execution, Inputs
+from eagc_ops.kernels import DTYPES, Execution, Implementation, Inputs
 
 HOOKS = "released hooks"
 COMPILED = "torch.compile of plain torch"
@@ -60,7 +61,9 @@ def shapes(
     for column, values in enumerate((rows, dims, dtypes)):
         if values:
             rest = dict.fromkeys(shape[:column] + shape[column + 1 :] for shape in chosen)
-            chosen = [Shape(*other[:column], value, *other[column:]) for other in rest for value in values]
+            chosen = [
+                Shape._make((*other[:column], value, *other[column:])) for other in rest for value in values
+            ]
     return chosen
 
 
@@ -79,6 +82,12 @@ def _cpu_sweep(quick: bool) -> list[Shape]:
 def throughput_rows(chosen: list[Shape], device: torch.device, budget: float) -> list[dict[str, Any]]:
     """The rows of results of all shapes; `budget` is the seconds of timing per shape."""
     return [row for shape in chosen for row in measure(shape, contenders, device, budget)]
+
+
+def trace(path: Path, shape: Shape, device: torch.device) -> None:
+    """Write a profiler's trace of the contenders for one shape."""
+    workload = make_workload(shape.rows, shape.dim, dtype=DTYPES[shape.dtype], device=device)
+    gpu.write_trace(path, {contender.name: contender.run for contender in contenders(workload)})
 
 
 def measure(
@@ -121,22 +130,24 @@ class _Timings(NamedTuple):
     """Timings and host syncs by contender; a CPU has eager calls only."""
 
     eager: dict[str, Timing]
-    graph: dict[str, Timing]  # replays, of calls that do not wait for the device
+    graph: dict[str, Timing]  # replays with a warm L2, of calls that do not wait for the device
+    cold: dict[str, Timing]  # the same with a cold one
     host: dict[str, Timing]
     syncs: dict[str, int]
 
 
 def _time_together(
-    runs: dict[str, Callable[[], object]], syncs: dict[str, int], device: torch.device, budget: float
+    runs: Mapping[str, Callable[[], object]], syncs: dict[str, int], device: torch.device, budget: float
 ) -> _Timings:
     rounds = rounds_within(budget, runs)
     eager = interleave(runs, rounds, clock(device))
     if device.type != "cuda":
-        return _Timings(eager, {}, {}, syncs)
+        return _Timings(eager, {}, {}, {}, syncs)
     capturable = {name: run for name, run in runs.items() if not syncs.get(name)}
     graphs = {name: graph for name, run in capturable.items() if (graph := gpu.capture(run))}
     host = {name: gpu.host_seconds(run, rounds) for name, run in runs.items()}
-    return _Timings(eager, gpu.device_seconds(graphs, rounds), host, syncs)
+    cold = gpu.cold_device_seconds(graphs, rounds)
+    return _Timings(eager, gpu.device_seconds(graphs, rounds), cold, host, syncs)
 
 
 def _row(
@@ -161,6 +172,7 @@ def _row(
         "seconds": timings.eager[name].spread,
         "speed_up": ratio(timings.eager[HOOKS], timings.eager[name]) if HOOKS in timings.eager else None,
         "device_seconds": timings.graph[name].spread if name in timings.graph else None,
+        "cold_device_seconds": timings.cold[name].spread if name in timings.cold else None,
         "host_seconds": timings.host[name].spread if name in timings.host else None,
         "rounds": len(timings.eager[name].seconds),
         "rates_of": "graph replay" if name in timings.graph else "call",
@@ -199,9 +211,9 @@ def contenders(workload: Workload) -> list[Contender]:
 
     def plain(formula: Callable[..., Tensor]) -> Callable[[], Tensor]:
         inputs = workload.inputs.widened(z.dtype)
-        return lambda: backward(_Plain.apply(z, inputs, formula))
+        return lambda: backward(Plain.apply(z, inputs, formula))
 
-    def ours(impl: str, running: bool) -> Callable[[], Tensor]:
+    def ours(impl: Implementation, running: bool) -> Callable[[], Tensor]:
         eagc = EAGC(subspace, energy_momentum=MOMENTUM if running else None, impl=impl).train()
 
         def run() -> Tensor:
@@ -226,7 +238,7 @@ def contenders(workload: Workload) -> list[Contender]:
     return listed
 
 
-class _Plain(torch.autograd.Function):
+class Plain(torch.autograd.Function):
     """Identity forward; `formula` in backward."""
 
     @staticmethod
@@ -266,8 +278,8 @@ def torch_path_on_a_gpu(workload: Workload, running: bool) -> None:
     execution = Execution("torch")
     real = (workload.g, *(x for x in workload.inputs if x is not None))
     with FakeTensorMode():
-        g, *inputs = (torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in real)
-        inputs = Inputs(*inputs)
+        g, *rest = (torch.empty(x.shape, dtype=x.dtype, device="cuda") for x in real)
+        inputs = Inputs(*rest)
         if running:
             _, energy_ref = kernels.labelled_energy(inputs, MOMENTUM, execution)
             inputs = inputs._replace(energy_ref=energy_ref)

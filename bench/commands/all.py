@@ -10,7 +10,17 @@ import time
 from pathlib import Path
 from types import ModuleType
 
-from eagc_ops.bench.commands import conceptor, estimate, loader, operator, overhead, roofline, throughput
+from eagc_ops.bench.commands import (
+    conceptor,
+    estimate,
+    host,
+    loader,
+    operator,
+    overhead,
+    roofline,
+    scale,
+    throughput,
+)
 from eagc_ops.bench.commands.options import FEWER_ROUNDS, command_parser
 
 
@@ -35,6 +45,8 @@ def run(arguments: argparse.Namespace) -> int:
     operator.run(options(operator, "operator"))
     print("\n## Throughput\n", flush=True)
     throughput.run(options(throughput, "throughput"))
+    print("\n## The host's part of a call\n", flush=True)
+    host.run(options(host, "host"))
     print("\n## Overhead of EAGC in a training step\n", flush=True)
     overhead.run(options(overhead, "overhead", "--picture", str(folder / "overhead.svg")))
     print("\n## Loading\n", flush=True)
@@ -43,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
     conceptor.run(options(conceptor, "conceptor"))
     print("\n## Number of classes\n", flush=True)
     estimate.run(options(estimate, "estimate"))
+    print("\n## The first answer of many images\n", flush=True)
+    scale.run(options(scale, "scale"))
     print("\n## Roofline\n", flush=True)
     measured = load(folder / "throughput.json")["throughput"]
     roofline.run(options(roofline, "roofline", "--picture", str(folder / "roofline.svg")), measured)

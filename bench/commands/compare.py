@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import sys
 
+from eagc_ops.app.console import path
+from eagc_ops.app.places import readable_file
 from eagc_ops.bench.commands.options import command_parser, share
-from eagc_ops.console import path
-from eagc_ops.places import readable_file
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

@@ -15,7 +15,7 @@ def run(arguments: argparse.Namespace) -> int:
     from eagc_ops.bench import operator, tables
     from eagc_ops.bench.results_file import save
 
-    calls = operator.operator_rows((lambda rows: 5) if arguments.quick else operator.ROUNDS.get)
+    calls = operator.operator_rows((lambda rows: 5) if arguments.quick else operator.ROUNDS.__getitem__)
     solves = operator.solve_rows(5 if arguments.quick else 21)
     if arguments.output:
         content = {"settings": settings(arguments), "operator": calls, "conceptor": solves}

@@ -7,8 +7,8 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from eagc_ops.console import Parser, path
-from eagc_ops.places import writable_file, writable_folder
+from eagc_ops.app.console import Parser, path, plain_number
+from eagc_ops.app.places import writable_file, writable_folder
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,7 @@ def picture(text: str) -> Path:
 
 def make_folders(arguments: argparse.Namespace) -> None:
     """Make the folders of all files that will be written, if all of them can be."""
-    named = {option: getattr(arguments, option, None) for option in ("output", "picture")}
+    named = {option: getattr(arguments, option, None) for option in ("output", "picture", "profile")}
     places = {option: place for option, place in named.items() if place is not None}
     for option, place in places.items():
         (writable_folder if arguments.command == "all" else writable_file)(f"--{option}", place)
@@ -80,6 +80,6 @@ def device() -> torch.device:
 def _number(text: str) -> float:
     """The number, or NaN for a text that is none."""
     try:
-        return float(text)
+        return plain_number(float, text)
     except ValueError:
         return math.nan

@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
+from eagc_ops.app.console import path, whole_number
 from eagc_ops.bench.commands.options import RESULTS_FILE, command_parser, device, picture, settings
-from eagc_ops.console import path, whole_number
 from eagc_ops.training.config import DATASETS
 from eagc_ops.training.config.places import check_root, check_split_file
 
@@ -26,7 +26,14 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument(
         "--backbone", choices=BACKBONES, default=BACKBONES[0], help="ViT to measure (default: %(default)s)"
     )
-    parser.add_argument("--rows", type=rows, default=16, help="rows of a step, two per image (default: 16)")
+    parser.add_argument(
+        "--rows", type=rows, help="rows of a step, two per image (default: 16, on a GPU 256, as published)"
+    )
+    parser.add_argument(
+        "--precision", choices=("no", "bf16"), default="no", help="autocast of the steps (default: no)"
+    )
+    profile = "also write a trace of all variants' steps (.json, for Perfetto), each step a named range"
+    parser.add_argument("--profile", type=path, metavar="FILE", help=profile)
     parser.add_argument("--rounds", type=whole_number(), help=rounds)
     parser.add_argument("--dataset", choices=DATASETS, help=data)
     parser.add_argument("--root", type=path, help="folder of the data set")
@@ -52,10 +59,12 @@ def run(arguments: argparse.Namespace) -> int:
 
     rounds = arguments.rounds or (3 if arguments.quick else 9)
     images = 8 if arguments.quick else 16
+    arguments.rows = arguments.rows or (256 if device().type == "cuda" else 16)
     data = _open_data(arguments, images)
-    results = overhead.overhead(
-        arguments.backbone, arguments.rows, device(), rounds, images, data, IMAGE_SIZE
-    )
+    what = arguments.backbone, arguments.rows, device()
+    results = overhead.overhead(*what, rounds, images, data, IMAGE_SIZE, arguments.precision)
+    if arguments.profile:
+        overhead.trace(arguments.profile, *what, arguments.precision)
     if arguments.output:
         content = {**results, "settings": settings(arguments) | results["settings"]}
         save(arguments.output, "overhead", content)

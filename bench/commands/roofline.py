@@ -8,8 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from eagc_ops.app.environment import describe
 from eagc_ops.bench.commands.options import RESULTS_FILE, command_parser, device, picture, settings
-from eagc_ops.environment import describe
 
 
 def parse(argv: list[str]) -> argparse.Namespace:

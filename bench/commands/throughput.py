@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import argparse
 
+from eagc_ops.app.console import path, whole_number
 from eagc_ops.bench.commands.options import RESULTS_FILE, command_parser, device, seconds, settings
-from eagc_ops.console import whole_number
 
 DTYPES = ("fp32", "bf16", "fp16")  # keys of `kernels.DTYPES`, which needs torch
 
@@ -19,6 +19,8 @@ def parse(argv: list[str]) -> argparse.Namespace:
     parser.add_argument("--dims", type=size, nargs="+", help="sweep these D")
     parser.add_argument("--dtypes", nargs="+", choices=DTYPES, help="sweep these dtypes")
     parser.add_argument("--budget", type=seconds, help="seconds of timing per shape (default: 6, quick: 2)")
+    trace = "also write a trace of the last shape's contenders (.json, for Perfetto), each call a named range"
+    parser.add_argument("--profile", type=path, metavar="FILE", help=trace)
     return parser.parse_args(argv)
 
 
@@ -32,6 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     rows = throughput.throughput_rows(shapes, device(), budget)
     if arguments.output:
         save(arguments.output, "throughput", {"settings": settings(arguments) | swept, "throughput": rows})
+    if arguments.profile:
+        throughput.trace(arguments.profile, shapes[-1], device())
     print("One call of the operator, forward and backward; half the rows are labelled.")
     print("GFLOP/s and GB/s are of the nominal work.")
     print("`of limit` compares with one product of all rows that must be multiplied.")

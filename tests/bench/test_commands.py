@@ -6,6 +6,7 @@ import pytest
 import triton
 
 from eagc_ops import kernels
+from eagc_ops.app.table import Table
 from eagc_ops.bench import (
     commands,
     conceptor,
@@ -15,6 +16,7 @@ from eagc_ops.bench import (
     overhead,
     pictures,
     roofline,
+    scale,
     tables,
     throughput,
 )
@@ -24,7 +26,6 @@ from eagc_ops.bench.commands.overhead import BACKBONES
 from eagc_ops.bench.commands.throughput import DTYPES
 from eagc_ops.bench.results_file import load, save
 from eagc_ops.kernels import aot
-from eagc_ops.table import Table
 from eagc_ops.training import data as training_data
 from eagc_ops.training.data import gcd
 
@@ -57,7 +58,9 @@ def measured(monkeypatch):
         "solve",
         "paper",
     ):
-        monkeypatch.setattr(tables, name, Table.of)
+        for home in (tables, tables.calls, tables.training_step):  # where the commands and the tables look
+            if hasattr(home, name):
+                monkeypatch.setattr(home, name, Table.of)
     return calls
 
 
@@ -127,7 +130,7 @@ def test_data_that_will_not_do_is_refused(argv, words, capsys, measured):
 )
 def test_overhead_gets_the_options(argv, rows, rounds, images, measured):
     assert main(["overhead", *argv.split()]) == 0
-    assert measured == [(BACKBONES[0], rows, device(), rounds, images, None, 224)]
+    assert measured == [(BACKBONES[0], rows, device(), rounds, images, None, 224, "no")]
 
 
 def test_overhead_gets_the_data_set_which_is_opened_once(measured, monkeypatch):
@@ -139,7 +142,7 @@ def test_overhead_gets_the_data_set_which_is_opened_once(measured, monkeypatch):
 
     monkeypatch.setattr(training_data, "open_data", counted)
     assert main(["overhead", "--dataset", "digits"]) == 0  # needs no root
-    ((*_, data, image_size),) = measured
+    ((*_, data, image_size, _),) = measured
     assert opened == [data] and data.name == "digits" and data.image_size == image_size == 224
 
 
@@ -272,6 +275,7 @@ COMMANDS = {  # stand-ins for the measuring, and the function that comes after i
         (tables, "conceptor_times"),
     ),
     "estimate": ({(estimate, "estimate_rows"): ROWS}, (tables, "estimate")),
+    "scale": ({(scale, "scale_rows"): ROWS, (scale, "kmeans_rows"): ROWS}, (tables, "scale")),
     "aot": ({(aot, "cases"): [], (aot, "compile_all"): []}, (tables, "aot")),
 }
 
@@ -321,7 +325,7 @@ def test_kept_points_are_not_measured_again(monkeypatch, tmp_path, capsys):
 def test_pictures_are_drawn_before_tables_are_printed(measured, monkeypatch, tmp_path):
     drawn = []
     monkeypatch.setattr(pictures, "draw_overhead", lambda path, _: drawn.append(path))
-    monkeypatch.setattr(tables, "steps", stop)
+    monkeypatch.setattr(tables.training_step, "steps", stop)
     with pytest.raises(Stop):
         main(["overhead", "--picture", str(tmp_path / "new" / "p.png")])
     assert drawn == [tmp_path / "new" / "p.png"] and drawn[0].parent.is_dir()
@@ -347,17 +351,26 @@ def test_all_is_every_command_with_its_file(tmp_path, monkeypatch):
             save(arguments.output, "throughput", {"throughput": ROWS})
         assert (measured == ROWS) == (arguments.command == "roofline")
 
-    for name in ("operator", "throughput", "overhead", "loader", "conceptor", "estimate", "roofline"):
+    names = [
+        "operator",
+        "throughput",
+        "host",
+        "overhead",
+        "loader",
+        "conceptor",
+        "estimate",
+        "scale",
+        "roofline",
+    ]
+    for name in names:
         monkeypatch.setattr(f"eagc_ops.bench.commands.{name}.run", keep)
     assert main(["all", "--quick", "-o", str(tmp_path / "r")]) == 0
-    assert list(seen) == [
-        *("operator", "throughput", "overhead", "loader", "conceptor", "estimate", "roofline")
-    ]
+    assert list(seen) == names
     assert all(own.quick and own.output == tmp_path / "r" / f"{name}.json" for name, own in seen.items())
     assert {name: own.picture for name, own in seen.items() if hasattr(own, "picture")} == {
         name: tmp_path / "r" / f"{name}.svg" for name in ("overhead", "roofline")
     }
-    assert (seen["overhead"].rows, seen["overhead"].rounds, seen["throughput"].rows) == (16, None, None)
+    assert (seen["overhead"].rows, seen["overhead"].rounds, seen["throughput"].rows) == (None, None, None)
 
 
 def test_the_commands_are_listed(capsys):

@@ -5,7 +5,7 @@ import statistics
 
 import pytest
 
-from eagc_ops.bench import figures
+from eagc_ops.bench import discover_tables, figures
 from eagc_ops.bench.figures import RESULTS, ROOT, SECTIONS, pages, render
 from eagc_ops.bench.results_file import load
 
@@ -78,19 +78,22 @@ def test_the_command_writes_readme_and_docs(tmp_path, monkeypatch, capsys):
     assert (tmp_path / "docs" / "plain.md").read_text() == "no figures\n"
     (tmp_path / "README.md").write_text("<!-- results: speed -->\n<!-- end -->")
     assert figures.main() == 2 and "README.md: " in capsys.readouterr().err
+    assert ">0.25 %<" in (tmp_path / "bench/results/cost.svg").read_text()
 
 
 def test_the_results_are_of_committed_code_one_machine_and_one_day():
     results = {path.stem: load(path) for path in RESULTS.glob("*.json")}
     measured = ["conceptor", "operator", "overhead", "roofline", "throughput"]
-    alone = ["estimate", "loader"]
-    assert sorted(results) == sorted([*measured, *alone, "triangle"])
+    alone = ["estimate", "loader", "scale"]
+    assert sorted(results) == sorted(
+        [*measured, *alone, "discover", "discover_training", "refine", "triangle"]
+    )
     origins = [str([results[name][key] for key in ("machine", "versions")]) for name in (*measured, *alone)]
     assert len(set(origins)) == 1
-    # The conceptor, loading, the estimate of K and the counts of compiled code are compared with no other
-    # result; their sections name their own days.
+    # The conceptor, loading, the estimate of K, scale and the counts of compiled code are compared with no
+    # other result; their sections name their own days.
     assert len({results[name]["date"] for name in measured[1:]}) == 1
-    uncommitted = [name for name, result in results.items() if result["commit"].endswith("+")]
+    uncommitted = [name for name, result in results.items() if (result["commit"] or "").endswith("+")]
     assert not uncommitted, "measured with uncommitted changes"
     assert results["roofline"]["measured"] == results["throughput"]["throughput"]
     timed = [*measured, *alone]
@@ -126,3 +129,25 @@ def test_the_overhead_picture_shows_the_figures_of_the_table():
     for row in load(RESULTS / "overhead.json")["steps"]:
         for value in (row["ratio_to_released"].median, row["peak_to_released"]):
             assert f">{value:.2f}<" in picture
+
+
+def test_the_first_screen_says_the_figures_of_the_results():
+    """The README's three reasons stand before its table; the picture is drawn from the same file."""
+    rows = [row for row in load(RESULTS / "overhead.json")["steps"] if row["add_on_share"] is not None]
+    shares = [f"{row['add_on_share'].median * 100:.2g} %" for row in rows]
+    picture = (RESULTS / "cost.svg").read_text()
+    assert all(f">{share}<" in picture for share in shares)
+    first = (ROOT / "README.md").read_text().split("## ")[0]
+    assert f"{shares[0]} of a training step" in first and f"{shares[-1]}" in first
+
+
+def test_the_first_answer_is_near_the_best_simple_clustering_of_every_set():
+    """The page says so."""
+    rows = load(RESULTS / "discover.json")["records"]
+    lines = [line for line in discover_tables.accuracies(rows).rows if line.cells[1] == "true"]
+    header = discover_tables.accuracies(rows).header
+    to_best, to_published = (header.index(name) for name in ("to the best simple", "to published"))
+    assert len(lines) == 7
+    assert min(float(line.cells[to_best]) for line in lines) >= -1
+    assert statistics.mean(float(line.cells[to_published]) for line in lines) >= 10
+    assert all(int(line.cells[header.index("draws")]) >= 5 for line in lines)

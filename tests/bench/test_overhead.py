@@ -6,13 +6,14 @@ import pytest
 import torch
 from records import records
 
-from eagc_ops.bench import operator, tables
+from eagc_ops import EAGC
+from eagc_ops.bench import gpu, operator, tables
 from eagc_ops.bench.epochs import epoch_rows, first_images, first_of
 from eagc_ops.bench.measure import Spread
 from eagc_ops.bench.overhead import PAPER, bars, overhead
 from eagc_ops.bench.pictures import draw_overhead
 from eagc_ops.bench.results_file import load, save
-from eagc_ops.bench.steps import OURS, VARIANTS, make_setting
+from eagc_ops.bench.steps import OURS, VARIANTS, Step, make_setting
 from eagc_ops.training.data import open_data, train_loader
 
 
@@ -50,6 +51,25 @@ def test_real_images_take_the_place_of_noise():
     )
     rows = epoch_rows(setting, small, batch_size=2, rounds=1)
     assert [row["images_drawn"] for row in rows] == [6, 6, 6]
+
+
+def test_steps_under_autocast_and_their_trace(tmp_path, monkeypatch):
+    """The operator sees autocast in the step and in the add-on, so on a GPU it multiplies in TF32."""
+    seen, inputs = [], EAGC._inputs
+
+    def noting(eagc, *args):
+        seen.append(eagc.execution.autocast)
+        return inputs(eagc, *args)
+
+    monkeypatch.setattr(EAGC, "_inputs", noting)
+    for precision in ("no", "bf16"):
+        seen.clear()
+        setting = make_setting("vit_tiny_patch16_224", 4, "cpu", image_size=32, precision=precision)
+        step = Step(setting, VARIANTS[-1])
+        gpu.write_trace(tmp_path / "t.json", {OURS: step, "add-on": step.add_on()}, calls=1)
+        assert seen == [precision == "bf16"] * 4
+        names = [event["name"] for event in json.loads((tmp_path / "t.json").read_text())["traceEvents"]]
+        assert names.count(OURS) == names.count("add-on") == 1
 
 
 def test_evaluation_issues_the_same_operations(results):

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from eagc_ops.bench.loader import photographs
+from eagc_ops.bench.pixel_views import PixelViews
 from eagc_ops.bench.steps import (
     OURS,
     OURS_BASELINE,
@@ -21,7 +22,7 @@ from eagc_ops.kernels import formulas
 from eagc_ops.kernels.panels import upper_panels
 from eagc_ops.training.data import train_loader
 from eagc_ops.training.data.rows import rows_of
-from eagc_ops.training.data.trunk_cache import CachedViews, PixelViews, trunk_cache
+from eagc_ops.training.data.trunk_cache import CachedViews, trunk_cache
 
 BY_NAME = {variant.name: variant for variant in VARIANTS}
 

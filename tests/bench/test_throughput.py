@@ -137,10 +137,12 @@ def test_the_limit_multiplies_what_the_form_must():
 def test_on_a_gpu_every_line_has_the_same_columns():
     rows = measure(SMALL, without_compile, CPU, 0.01)
     made_up = {"host_seconds": Spread(1e-5, 1e-5, 1e-5), "device_seconds": None, "launches": 3}  # as on a GPU
+    made_up["cold_device_seconds"] = Spread(2e-5, 2e-5, 2e-5)
     not_timed = {**rows[0], "kind": "not timed", "reason": "wrong", "host_seconds": None}
     lines = records(table([*({**row, **made_up} for row in rows), not_timed]))
     assert len({tuple(line) for line in lines}) == 1 and "rates of" in lines[0]
     for line in lines[:-1]:
+        assert line["cold L2 us"] == "20.0"
         assert (line["host us"], line["device us"], line["rates of"]) == ("10.0", "-", "call")
     assert lines[-1]["rates of"] == "-" and lines[-1]["error"] == "NOT TIMED: wrong"
 
@@ -161,7 +163,7 @@ def test_the_command_writes_a_results_file(tmp_path):
     command = [
         sys.executable,
         "-m",
-        "eagc_ops.cli",
+        "eagc_ops.app.cli",
         "bench",
         "throughput",
         "--rows",
@@ -177,7 +179,11 @@ def test_the_command_writes_a_results_file(tmp_path):
         "TORCHDYNAMO_DISABLE": "1"
     }  # no compiling here
     done = subprocess.run(
-        [*command, "-o", tmp_path / "t.json"], capture_output=True, text=True, env=environment, check=True
+        [*command, "-o", tmp_path / "t.json", "--profile", tmp_path / "trace.json"],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
     )
     assert "released hooks" in done.stdout and "ours, torch" in done.stdout
     plain = json.loads((tmp_path / "t.json").read_text())
@@ -191,6 +197,8 @@ def test_the_command_writes_a_results_file(tmp_path):
             and isinstance(row["seconds"], Spread)
             and math.isfinite(row["seconds"].median)
         )
+    trace = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert {row["contender"] for row in results["throughput"]} <= {event["name"] for event in trace}
     assert not list(tmp_path.glob("*.partial"))
 
 

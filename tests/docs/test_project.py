@@ -1,6 +1,7 @@
 """The files around the code agree with it: version bounds, citation, workflow, issue template, hooks."""
 
 import functools
+import pkgutil
 import re
 import subprocess
 import sys
@@ -95,3 +96,20 @@ def test_the_hooks_before_a_commit_are_the_tools_of_lint():
     tools = {hook["id"].split("-")[0] for hook in hooks}
     assert tools == {"ruff", "codespell", "mypy"}
     assert all(tool in lint for tool in tools)
+
+
+def test_what_the_changelog_says_has_moved_is_there():
+    """A reader who follows the table of moved names can import what it names."""
+    table = (ROOT / "CHANGELOG.md").read_text().split("### Moved")[1].split("\n### ")[0]
+    rows = [line.split("|")[2] for line in table.splitlines() if line.startswith("| `eagc_ops")]
+    names = [name for row in rows for name in re.findall(r"`(eagc_ops[\w.]*)`", row)]
+    assert len(names) >= len(rows) >= 8
+    for name in names:
+        pkgutil.resolve_name(name)
+
+
+def test_the_documentation_is_sorted_by_reader_and_no_section_is_long():
+    nav = yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]
+    sections = {name: pages for entry in nav for name, pages in entry.items() if isinstance(pages, list)}
+    assert [*sections] == ["Use the operator", "Train", "Discover", "Evidence", "Benchmarks", "Develop"]
+    assert all(0 < len(pages) <= 7 for pages in sections.values())

@@ -1,4 +1,7 @@
-"""Ctrl-C at real moments of real commands: one line, exit code 130, no process left, and the work goes on."""
+"""Ctrl-C at real moments of real commands: one line, exit code 130, no process left, and the work goes on.
+
+SIGTERM, which Slurm and spot machines send, does the same with exit code 143.
+"""
 
 import os
 import shlex
@@ -20,14 +23,16 @@ from eagc_ops.training.config import SPECS
 from eagc_ops.training.models.backbones import load_backbone
 
 pytestmark = pytest.mark.fault("Ctrl-C")
+ENDINGS = (signal.SIGINT, signal.SIGTERM)
+BY = {signal.SIGINT: "", signal.SIGTERM: " by SIGTERM"}  # what the line says of it
 
 
-def interrupt(child, times: int = 1) -> str:
-    """Press Ctrl-C; returns the one line."""
+def interrupt(child, times: int = 1, number: int = signal.SIGINT) -> str:
+    """Press Ctrl-C, or send another signal; returns the one line."""
     for _ in range(times):
-        child.kill(signal.SIGINT)
+        child.kill(number)
         time.sleep(0.02)
-    assert child.wait() == 130, child.errors
+    assert child.wait() == 128 + number, child.errors
     wait_for_the_end(child.pid)
     # A cache says its size before it is built.
     lines = [line for line in child.errors.splitlines() if not line.startswith("trunk cache ")]
@@ -110,21 +115,42 @@ def test_a_run_goes_on_with_the_command_of_the_line(nursery, data, same_bits, tm
     assert not list(run.parent.rglob("*.lock"))
 
 
-def test_a_discovery_goes_on_with_the_same_line(nursery, data, tmp_path):
+@pytest.mark.parametrize(
+    ("number", "workers"),
+    trials([(number, n) for number in (signal.SIGTERM, signal.SIGUSR2) for n in (0, 2)], short=2),
+)
+def test_what_a_cluster_sends_saves_the_step(nursery, data, same_bits, tmp_path, number, workers):
+    """Slurm sends it to the run and to its data workers alike."""
+    options = ("--epochs", "3", "--log-every", "1", "--workers", str(workers))
+    run, whole = tmp_path / "one" / "run", tmp_path / "whole" / "run"
+    child = nursery.start("eagc", *words(data, *options, "-o", str(run)))
+    child.wait_until(lambda: steps(run) > 2)
+    said = interrupt(child, number=number)
+    name = signal.Signals(number).name
+    assert said == f"eagc train: interrupted by {name}; to go on: eagc train --resume {run}"
+    assert (run / "last.safetensors").exists()  # in the first epoch: the signal saved it
+    nursery.run("eagc", "train", "--resume", str(run))
+    nursery.run("eagc", *words(data, *options, "-o", str(whole)))
+    same_bits(run, whole)
+
+
+@pytest.mark.parametrize("number", trials(ENDINGS, short=1))
+def test_a_discovery_goes_on_with_the_same_line(nursery, data, tmp_path, number):
     photographs.write_photographs(tmp_path / "photos")
-    options = {**TINY, "weights": data["weights"], "epochs": 3, "k": 5}
+    options = {**TINY, "weights": data["weights"], "k": 5}
 
     def line(output):
         places = [str(tmp_path / "photos" / name) for name in ("labelled", "new")]
-        return ["discover", *places, "-o", str(tmp_path / output), *as_words(options)]
+        return ["discover", *places, "-o", str(tmp_path / output), "--fast", *as_words(options)]
 
     child = nursery.start("eagc", *line("found"))
-    child.wait_until(lambda: (tmp_path / "found" / "last.safetensors").exists())
-    assert interrupt(child) == f"eagc discover: interrupted; to go on: {shlex.join(['eagc', *line('found')])}"
-    assert not (tmp_path / "found" / "result.json").exists()
+    child.wait_until(lambda: (tmp_path / "found" / "discovery.json").exists())
+    said = f"eagc discover: interrupted{BY[number]}; to go on: {shlex.join(['eagc', *line('found')])}"
+    assert interrupt(child, number=number) == said
+    assert not (tmp_path / "found" / "categories.json").exists()
     for output in ("found", "whole"):
         nursery.run("eagc", *line(output))
-    for name in ("assignments.csv", "map.csv", "categories.json"):
+    for name in ("assignments.csv", "map.csv"):
         assert (tmp_path / "found" / name).read_bytes() == (tmp_path / "whole" / name).read_bytes()
 
 
@@ -150,8 +176,10 @@ COMMANDS = {  # the command, and the files that are there at the moment
 }
 
 
-@pytest.mark.parametrize("name", trials(list(COMMANDS), short=1))
-def test_commands_on_digits(nursery, encoder, tmp_path, name):
+@pytest.mark.parametrize(
+    ("name", "number"), trials([(name, number) for number in ENDINGS for name in COMMANDS], short=2)
+)
+def test_commands_on_digits(nursery, encoder, tmp_path, name, number):
     home = tmp_path / "home"
     line, there = COMMANDS[name]
     words = line.format(encoder=encoder, home=home).split()
@@ -161,13 +189,23 @@ def test_commands_on_digits(nursery, encoder, tmp_path, name):
         assert not child.ended()
     else:
         child.wait_until(lambda: any(home.glob(there)))
-    assert interrupt(child) == f"eagc {words[0]}: interrupted; to go on: {shlex.join(['eagc', *words])}"
+    said = f"eagc {words[0]}: interrupted{BY[number]}; to go on: {shlex.join(['eagc', *words])}"
+    assert interrupt(child, number=number) == said
     assert not list(home.rglob("*.partial"))
 
 
-@pytest.mark.parametrize(("moment", "times"), trials([("step", 1), ("start", 1), ("step", 4)], short=1))
+@pytest.mark.parametrize(
+    ("moment", "times", "number"),
+    trials(
+        [
+            ("step", 1, signal.SIGTERM),
+            *((moment, times, signal.SIGINT) for moment, times in (("step", 1), ("start", 1), ("step", 4))),
+        ],
+        short=1,
+    ),
+)
 def test_runs_in_several_processes_save_their_steps_and_end(
-    nursery, data, same_bits, tmp_path, moment, times
+    nursery, data, same_bits, tmp_path, moment, times, number
 ):
     configs = [
         small_config(data, "simgcd", epochs=3, log_every=1, eagc=False, warm_start=False, seed=seed)
@@ -178,7 +216,8 @@ def test_runs_in_several_processes_save_their_steps_and_end(
     runs = [tmp_path / f"run{i}" for i in range(3)]
     begun = {"start": lambda run: run.exists(), "step": steps}[moment]
     child.wait_until(lambda: any(map(begun, runs)))
-    assert interrupt(child, times) == "eagc table: interrupted; to go on: eagc table"
+    said = f"eagc table: interrupted{BY[number]}; to go on: eagc table"
+    assert interrupt(child, times, number) == said
     if (moment, times) == ("step", 1):
         assert any((run / "last.safetensors").exists() for run in runs)  # in its first epoch: Ctrl-C saved it
     assert not runs[2].exists()  # it was not begun
@@ -202,7 +241,7 @@ def test_a_real_process_after_some_cpu_time(tmp_path, name, cpu):
     """From 0.2 s of CPU time on: before, Python itself is starting, and no code of ours runs."""
     with open(tmp_path / "errors", "w") as errors:
         process = subprocess.Popen(
-            [sys.executable, "-m", "eagc_ops.cli", *REAL[name]],
+            [sys.executable, "-m", "eagc_ops.app.cli", *REAL[name]],
             stdout=subprocess.DEVNULL,
             stderr=errors,
             cwd=tmp_path,

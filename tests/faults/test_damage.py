@@ -9,7 +9,7 @@ from faults import trials
 from safetensors.torch import load_file
 from small_runs import small_config
 
-from eagc_ops.console import is_for_the_user
+from eagc_ops.app.console import is_for_the_user
 from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint, tensor_digest
 from eagc_ops.training.runs import evaluate, resume, train
 

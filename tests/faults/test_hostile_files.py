@@ -10,7 +10,7 @@ import pytest
 import torch
 from small_runs import small_config
 
-from eagc_ops.console import is_for_the_user
+from eagc_ops.app.console import is_for_the_user
 from eagc_ops.training.data import open_data
 from eagc_ops.training.data.splits import class_split
 from eagc_ops.training.engine.pretraining import pretrained_encoder

@@ -135,7 +135,7 @@ def test_what_cannot_be_read_is_named_and_can_be_left_out(capsys, data, folder, 
     images, options = folder
     content, reason = UNREADABLE[name]
     path, bad = add(images, name, content), tmp_path / "bad.json"
-    code, out, _ = call(capsys, "data", "verify", *options, "--skip-unreadable", str(bad))
+    code, out, _ = call(capsys, "data", "verify", *options, "--output", str(bad))
     named = [line for line in out.splitlines() if line.startswith(f"WRONG: {printable(path)}: ")]
     assert (code, len(named)) == (1, 1), out
     assert reason in named[0].lower()
@@ -182,10 +182,10 @@ def test_a_run_goes_on_with_its_list_only(capsys, data, folder, tmp_path):
         (run / "result.json").unlink()
         if not with_checkpoint:
             (run / "last.safetensors").unlink()
-        for wrong in (str(other), "none"):
+        for wrong, why in ((str(other), "split_hash differs from run.json"), ("none", "none: no such file")):
             code, _, err = call(capsys, "train", "--resume", str(run), "--skip-unreadable", wrong)
             assert code == 2
-            assert "split_hash differs from run.json" in err.splitlines()[-1]
+            assert why in err.splitlines()[-1]
         moved = tmp_path / "moved" / "list.json"
         moved.parent.mkdir(exist_ok=True)
         shutil.copy(bad, moved)
@@ -198,10 +198,10 @@ def test_verifying_replaces_an_older_list_and_nothing_else(capsys, folder, tmp_p
     file = tmp_path / "bad.json"
     for count in (1, 2):
         (images / "class0" / f"{count}.png").write_bytes(b"")
-        assert call(capsys, "data", "verify", *options, "--skip-unreadable", str(file))[0] == 1
+        assert call(capsys, "data", "verify", *options, "--output", str(file))[0] == 1
         assert len(json.loads(file.read_text())["unreadable"]) == count
     split = tmp_path / "split.json"
     before = split.read_text()
-    code, _, err = call(capsys, "data", "verify", *options, "--skip-unreadable", str(split))
+    code, _, err = call(capsys, "data", "verify", *options, "--output", str(split))
     assert (code, split.read_text()) == (2, before)
     assert "split.json" in err and "is not a list of unreadable files" in err

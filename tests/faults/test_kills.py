@@ -4,6 +4,7 @@ import hashlib
 import random
 import shutil
 import time
+from pathlib import Path
 
 import nursery as processes
 import pytest
@@ -17,11 +18,18 @@ WRITES = 12  # of one run; a test below counts them
 
 
 def killed_at_random(nursery, seed: int, job: tuple, seconds: float) -> None:
-    """Do a job that takes `seconds` of CPU time, killing it up to three times, but at least once."""
-    draw = random.Random(seed)
-    while not sum(kill(nursery, job, draw.uniform(0, 0.8 * seconds)) for _ in range(3)):
-        shutil.rmtree(job[-1])  # it was done sooner than it was timed: kill it earlier
-        seconds /= 2
+    """Do a job that takes `seconds` of CPU time, killing it three times, at least once after a first write.
+
+    A kill before the first write can lose nothing, so it is no trial.
+    """
+    draw, trials = random.Random(seed), 0
+    while not trials:
+        for _ in range(3):
+            if kill(nursery, job, draw.uniform(0, 0.8 * seconds)):
+                trials += has_written(Path(job[-1]))
+            elif not trials:  # it was done sooner than it was timed: kill it earlier
+                shutil.rmtree(job[-1])
+                seconds /= 2
     nursery.run(*job)
 
 
@@ -32,6 +40,10 @@ def kill(nursery, job: tuple, seconds: float) -> bool:
         time.sleep(0.005)
     child.kill()
     return child.wait() != 0
+
+
+def has_written(folder: Path) -> bool:
+    return any(file.is_file() and not file.name.endswith("lock") for file in folder.rglob("*"))
 
 
 @pytest.fixture(scope="module")

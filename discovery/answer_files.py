@@ -187,7 +187,7 @@ def _warnings(content: Mapping[str, Any], features: Features, kept: Clustering) 
     said = []
     if content["weights"] == "random":
         said.append(
-            "The encoder has random weights, so its categories mean nothing. Name weights that were trained."
+            "The encoder has random weights, so the categories mean nothing. Use trained weights."
         )
     holdout = content["holdout"]
     if holdout is not None:
@@ -195,13 +195,13 @@ def _warnings(content: Mapping[str, Any], features: Features, kept: Clustering) 
         low, _ = wilson(holdout["right"], holdout["images"])
         if low <= chance:
             said.append(
-                f"The features hardly tell your own categories apart: {holdout['right']} of "
-                f"{holdout['images']} labelled images that were held out are recognized, and guessing gives "
-                f"{chance:.0%}. Perhaps this backbone is not made for such pictures."
+                f"The features hardly tell your own categories apart: only {holdout['right']} of "
+                f"{holdout['images']} held-out labelled images are recognized, and guessing gives "
+                f"{chance:.0%}. This backbone may not suit such pictures."
             )
     if kept.k_estimated and kept.k_range is None:
         said.append(
-            f"The number of categories, {kept.k}, is a guess and no estimate: the features do not show how "
-            "many there are. If you know it, say it with --k."
+            f"The number of categories, {kept.k}, is only a guess: the features do not show how many there "
+            "are. If you know it, pass --k."
         )
     return said

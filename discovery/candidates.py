@@ -187,15 +187,15 @@ def kept_line(candidates: Sequence[Candidate], kept: Candidate) -> str:
         parts.append(f"{NAMES[candidate.kind]}: {', '.join(facts) or 'nothing to compare'}")
     first = candidates[0]
     if kept.kind == USUAL:
-        why = "it is usually the best, and labels that were hidden from all do not speak against it"
+        why = "it is usually the best, and the labels hidden from all answers do not contradict that"
     elif kept is not first:
-        why = "it is clearly better by labels that were hidden from all"
+        why = "it is clearly better on labels hidden from all answers"
     elif len(candidates) == 1:
         why = "training ended without a result"
     elif any(other.empty > first.empty for other in candidates[1:]):
         why = "training left categories empty, which is a collapse"
     elif first.score is None:
-        why = "too few labelled images to tell whether training is better"
+        why = "there are too few labelled images to tell whether training helps"
     else:
-        why = "training is clearly worse by labels that were hidden from all"
-    return f"kept: the {NAMES[kept.kind]}, as {why} ({'; '.join(parts)})"
+        why = "training is clearly worse on labels hidden from all answers"
+    return f"kept: the {NAMES[kept.kind]}, because {why} ({'; '.join(parts)})"

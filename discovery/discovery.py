@@ -69,12 +69,12 @@ LARGEST_BATCH, LEAST_STEPS = 128, 4  # images; steps of an epoch
 TAIL_COST = 0.03
 LEAST_DIFFERENCE = 1e-5  # of features of unit norm: less is rounding
 LISTED = 20  # new categories that are printed
-FIRST = "This is the first answer: features of the encoder as it came, clustered. "
+FIRST = "This is the first answer: a clustering of the pretrained encoder's features. "
 SENTENCES = {  # about the first answer
-    "to come": "If training finds a better one, this page is written again.",
-    "none": "Without --fast, training looks for a better one.",
-    "alone": "Several processes do not train: the same command without the launcher does.",
-    "nothing to compare": "Nothing is trained, as nothing could tell whether that is better: it takes three "
+    "to come": "If training finds a better one, it replaces this page.",
+    "none": "Without --fast, training tries to find a better one.",
+    "alone": "Several processes do not train; run the same command without the launcher to train.",
+    "nothing to compare": "Nothing is trained, because nothing could tell whether that helps: it takes three "
     "known categories and held-out images.",
 }
 CATEGORIES_JSON = "categories.json"
@@ -153,7 +153,7 @@ def discover(
             return _alone(request, asked, train, say, settings)
         if train:
             raise ConfigError(
-                "train: several processes share features and the first answer, and do not train; then start "
+                "train: several processes share features and the first answer, and do not train; start "
                 "the same discovery with train=True and without the launcher"
             )
         return _together(request, asked, say, settings, processes)
@@ -186,9 +186,9 @@ def _alone(
         if _corrected(request.output):
             folder = shlex.quote(str(request.output))
             say(
-                f"the page stays as it is, because it was corrected meanwhile: eagc refine {folder} "
-                f"{folder}/{EDITS} makes an answer of that. To see what training found instead, move the "
-                "file away and type the same command again."
+                f"the page stays as it is, because you have corrected it meanwhile: eagc refine {folder} "
+                f"{folder}/{EDITS} makes an answer from that. To see what training found instead, move that "
+                "file away and run the same command again."
             )
             found_before: dict[str, Any] = _read_json(request.output / CATEGORIES_JSON)
             return found_before
@@ -337,7 +337,7 @@ def _gone_on(request: Request, asked: Asked, say: Callable[[str], None], setting
     if config.weights != beginning.config.weights:
         encoder, passes = pretrained(config, beginning.sizes, beginning.channels)
         check_same_encoder(request.output, beginning, encoder)
-    say(f"going on with the discovery in {request.output}")
+    say(f"continuing the discovery in {request.output}")
     return Begun(replace(beginning, config=config), listing, passes)
 
 
@@ -369,9 +369,9 @@ def _for_so_many(config: Config, images: int, settings: dict[str, Any]) -> dict[
 def _introduction(listing: Listing, request: Request) -> list[str]:
     held = (
         f"; {len(listing.held_out):,} more are held out ({request.holdout:.0%} of every class, at least 1 "
-        "where it has 3 images or more) and tell how well known classes are recognized"
+        "if it has 3 or more) to measure how well known classes are recognized"
         if listing.held_out
-        else "; none is held out, so no accuracy will be known"
+        else "; none is held out, so there will be no accuracy"
     )
     return [
         f"labelled: {len(listing.training):,} images of {len(listing.classes)} classes{held}",
@@ -412,7 +412,7 @@ def _features(
             (request.output / made).unlink()
         raise ConfigError(
             f"backbone {beginning.config.backbone!r} gives all {len(rows):,} images the same features: it "
-            "does not look at pictures, its weights are damaged, or all pictures are one; nothing was kept",
+            "does not look at pictures, its weights are damaged, or all pictures are the same; nothing was kept",
             "backbone",
         )
     known, kept_aside, others = rows.split([len(labelled), len(held_out), len(listing.unlabelled_images)])
@@ -605,9 +605,9 @@ def _summary(content: dict[str, Any], request: Request) -> list[str]:
         )
     lines += [f"warning: {said}" for said in content["warnings"]]
     lines.append(
-        f"found {len(new)} new {word} beside {len(entries) - len(new)} known ones (K = {content['k']}, "
-        f"{how}), {doubtful} of them doubtful; of the {images['unlabelled']:,} images {shares[0]:.1%} are "
-        f"doubtful, {shares[1]:.1%} fit nowhere"
+        f"found {len(new)} new {word} ({doubtful} doubtful) beside {len(entries) - len(new)} known ones; K = "
+        f"{content['k']}, {how}. Of the {images['unlabelled']:,} images, {shares[0]:.1%} are doubtful and "
+        f"{shares[1]:.1%} fit nowhere"
     )
     for entry in new[:LISTED]:
         near = entry["nearest_known"]
@@ -620,11 +620,11 @@ def _summary(content: dict[str, Any], request: Request) -> list[str]:
     if content["holdout"]:
         said = accuracy_text(content["holdout"])
         lines.append(
-            f"known categories are recognized in {said['share']} of the images that were held out "
-            f"({said['of']}; with 95 % confidence, {said['interval']} of such images)"
+            f"accuracy on known categories: {said['share']} ({said['of']}; 95 % confidence interval: "
+            f"{said['interval']})"
         )
     if content["truth"]:
-        lines.append(f"with the truth of {request.truth}: {scores_text(content['truth'])}")
+        lines.append(f"compared with {request.truth}: {scores_text(content['truth'])}")
     page, folder = request.output / PAGE, shlex.quote(str(request.output))
     return [
         *lines,

@@ -45,17 +45,17 @@ class Asked(NamedTuple):
         estimate = estimate_categories(
             features.rows, features.label, known, low=self.low, high=self.high, seed=seed
         )
-        bounds = "" if self.low is None else f", within the bounds {self.low:,} and {self.high:,}"
+        bounds = "" if self.low is None else f", within your bounds {self.low:,} and {self.high:,}"
         if not estimate.given:
             return Number(
                 estimate.k,
                 True,
                 None,
-                f"K = {estimate.k:,} is a guess and no estimate{bounds}: the features do not show how many "
+                f"K = {estimate.k:,} is only a guess{bounds}: the features do not show how many "
                 "categories there are.",
             )
         return Number(
-            estimate.k, True, (estimate.low, estimate.high), f"K was estimated{bounds}: {estimate.text}."
+            estimate.k, True, (estimate.low, estimate.high), f"K is estimated as {estimate.text}{bounds}."
         )
 
 

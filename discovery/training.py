@@ -68,7 +68,7 @@ def trained_candidates(
     start, known, number = time.perf_counter(), beginning.known, first.clustering
     config = beginning.config.replace(k=number.k)
     if (done := _done(output, config)) is not None:
-        say("training is done already: its answers are compared again")
+        say("training is done already; comparing its answers again")
         return _candidates(*done, number)
     config, sentence = with_trunk_cache(config, output)
     say(sentence)

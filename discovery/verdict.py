@@ -75,7 +75,7 @@ def accuracy_text(holdout: Mapping[str, Any]) -> dict[str, str]:
     return {
         "share": percent(right / images),
         "interval": f"{math.floor(100 * low)} to {math.ceil(100 * high)} %",  # rounded outwards
-        "of": f"{right:,} of {plural(images, 'labelled image')} kept aside",
+        "of": f"{right:,} of {plural(images, 'held-out image')}",
     }
 
 

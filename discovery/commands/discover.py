@@ -86,7 +86,7 @@ def main(argv: list[str]) -> int:
         labelled, unlabelled, output, say=lambda line: print(_with_options(line), flush=True), **arguments
     )
     if demo:
-        print("then your own pictures:     eagc discover LABELLED UNLABELLED -o found")
+        print("now your own pictures:      eagc discover LABELLED UNLABELLED -o found")
     return 0
 
 
@@ -107,7 +107,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         prog="eagc discover",
         description=main.__doc__,
         usage="eagc discover LABELLED UNLABELLED -o OUT [options]\n       eagc discover --demo [-o OUT]",
-        epilog="Typed again, the command goes on where it stopped. Your images are only read.",
+        epilog="Run the same command again, and it continues where it stopped. Your images are only read.",
     )
     parser.add_argument(
         "labelled",
@@ -128,46 +128,46 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         "--output",
         type=path,
         metavar="OUT",
-        help="folder for the run and what was found",
+        help="folder for the results",
     )
     parser.add_argument(
         "--demo",
         action="store_true",
-        help=f"a first try without pictures of your own: draws some into OUT [{DEMO}], and discovers in them "
-        "with the encoder that comes along; needs no network and less than a minute",
+        help=f"try it without pictures of your own: draws some into OUT [{DEMO}] and sorts them with the "
+        "bundled encoder; needs no network and less than a minute",
     )
     parser.add_argument(
         "--k",
         default="estimate",
         metavar="N",
-        help="number of categories, known and new together; 8-15: an estimate within these bounds [estimate]",
+        help="number of categories, known and new together; 8-15: estimate it within these bounds [estimate]",
     )
     parser.add_argument(
         "--holdout",
         type=_share,
         default=0.2,
         metavar="X",
-        help="share of the labelled images of every class that nothing is fitted to, and that give the one "
-        "honest accuracy; 0: none [0.2]",
+        help="share of the labelled images of every class to hold out: nothing is fitted to them, and they "
+        "measure the accuracy; 0: none [0.2]",
     )
     parser.add_argument("--skip-unreadable", action="store_true", help="leave out images that cannot be read")
     parser.add_argument(
         "--drop-duplicates",
         action="store_true",
-        help="leave out unlabelled images that are labelled ones too",
+        help="leave out unlabelled images that are also among the labelled ones",
     )
     parser.add_argument(
         "--truth",
         type=path,
         metavar="FILE",
         help="the classes of the unlabelled images, if you know them (.csv with the columns path,class): "
-        "only compared with the result",
+        "compared with the result and used for nothing else",
     )
     parser.add_argument(
         "--sort-into",
         type=path,
         metavar="DIR",
-        help="make folders of links to the unlabelled images there, one for each category; nothing is moved "
+        help="make a folder of links to the unlabelled images in DIR for each category; nothing is moved "
         "or copied",
     )
     parser.add_argument(
@@ -175,8 +175,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         action="store_false",
         dest="train",
         default=None,
-        help="stop at the first answer: features of the encoder as it comes, clustered. Otherwise a training "
-        "begins from there, and one of the answers is kept by labelled images that were hidden from all",
+        help="stop at the first answer, a clustering of the pretrained encoder's features. Otherwise the command "
+        "trains from there, and labelled images hidden from all answers decide which one is kept",
     )
     add_config_arguments(parser, SETTINGS, Recipe(dataset="discover", preset="recommended"))
     arguments = parser.parse_args(argv)
@@ -203,8 +203,8 @@ def _of_demo(arguments: dict[str, Any]) -> dict[str, Any]:
     places = shlex.join(map(str, (sample.labelled, sample.unlabelled)))
     ends = f"-o {shlex.quote(str(of_sample['output']))} --truth {shlex.quote(str(sample.truth))}"
     print(
-        f"sample pictures: drawn characters in {home / 'pictures'}, of which half are known\n"
-        f"now: eagc discover {places} {ends} {options}"
+        f"sample pictures: drawn characters in {home / 'pictures'}, half of them known\n"
+        f"now: eagc discover {places} {ends} {options} --fast"
     )
     return {**read, **arguments, "train": False, **of_sample}  # its first answer leaves nothing to find
 

@@ -34,13 +34,13 @@ COMMANDS = {
     "open": Command(
         "eagc_ops.discovery.commands.open",
         "train",
-        "work on the page of a discovery: it saves what you change, and sorts into folders",
+        "open the page of a discovery so that it saves your changes and sorts into folders",
         PHOTOGRAPHS,
     ),
     "refine": Command(
         "eagc_ops.discovery.commands.refine",
         "train",
-        "make another answer of a discovery from what you changed on its page",
+        "make a new answer of a discovery from the changes on its page",
         PHOTOGRAPHS,
     ),
     "predict": Command(
@@ -52,7 +52,7 @@ COMMANDS = {
     "export": Command(
         "eagc_ops.discovery.commands.export",
         "train",
-        "write the network of a run to a file that torch alone can load",
+        "write the network of a run to a file that needs only torch",
         PHOTOGRAPHS,
     ),
     "train": Command(
@@ -88,7 +88,7 @@ COMMANDS = {
     "pretrain": Command(
         "eagc_ops.evidence.commands.pretrain",
         "train",
-        "pretrain a small encoder on a data set, without labels or with those of other classes",
+        "pretrain a small encoder on a data set, without labels or with labels of other classes",
         METHODS,
     ),
     "demo": Command(
@@ -100,25 +100,25 @@ COMMANDS = {
     "probe": Command(
         "eagc_ops.evidence.commands.probe",
         "train",
-        "say before a run, from labelled images alone, whether EAGC can act on a data set",
+        "tell from labelled images alone, before a run, whether EAGC can act on a data set",
         EVIDENCE,
     ),
     "study": Command(
         "eagc_ops.evidence.commands.study",
         "train",
-        "train with and without EAGC for more and fewer known classes, and write what that shows",
+        "compare training with and without EAGC, from few to many known classes",
         EVIDENCE,
     ),
     "waterfall": Command(
         "eagc_ops.evidence.commands.waterfall",
         "train",
-        "train from a method's own recipe to EAGC's, one switch at a time: where the points come from",
+        "change a method's own recipe into EAGC's, one switch at a time, to see where the points come from",
         EVIDENCE,
     ),
     "table": Command(
         "eagc_ops.evidence.commands.table",
         "train",
-        "train the missing runs of a table of the paper, and print it beside the paper's values",
+        "fill in a table of the paper: train its missing runs, and print the paper's values beside yours",
         EVIDENCE,
     ),
     "table overhead": Command(

@@ -132,9 +132,8 @@ def test_only_held_out_images_give_an_accuracy(photos, whole):
     _, content, lines, *_ = whole
     assert not any("All " in line for line in lines)
     assert content["holdout"] == {"images": 6, "right": 6, "accuracy": 1.0}
-    assert [line for line in lines if "held out (6" in line] == [
-        "known categories are recognized in 100 % of the images that were held out (6 of 6 labelled images "
-        "kept aside; with 95 % confidence, 60 to 100 % of such images)"
+    assert [line for line in lines if line.startswith("accuracy")] == [
+        "accuracy on known categories: 100 % (6 of 6 held-out images; 95 % confidence interval: 60 to 100 %)"
     ]
 
 
@@ -168,7 +167,7 @@ def test_a_complete_discovery_is_written_again_from_its_features(photos, setting
     monkeypatch.setattr("eagc_ops.discovery.answer_files.map_2d", None)  # and so would drawing the map
     again, lines = made(photos, output, settings)
     assert {**again, "answer": None} == {**content, "answer": None}
-    assert lines[0] == f"going on with the discovery in {output}"
+    assert lines[0] == f"continuing the discovery in {output}"
     assert {name: (output / name).read_bytes() for name in ("assignments.csv", "map.csv")} == {
         name: before[name] for name in ("assignments.csv", "map.csv")
     }
@@ -224,7 +223,7 @@ def test_the_truth_changes_nothing_but_the_accuracy(known_truth):
     pairs = [pair for pair in zip(lines, other_lines) if not pair[0].startswith("features of")]  # with a time
     different = [pair for pair in pairs if pair[0] != pair[1]]
     assert len(lines) == len(other_lines) and len(different) == 1
-    assert different[0][0].startswith("with the truth of ")
+    assert different[0][0].startswith("compared with ")
 
 
 def test_the_accuracy_with_the_truth(photos, known_truth):
@@ -279,7 +278,7 @@ def test_interrupted_features_go_on_where_they_stopped(photos, settings, whole, 
         lambda self, paths, *more: encoded.append(len(paths)) or passes(self, paths, *more),
     )
     content, lines = made((home,), tmp_path / "found", settings)
-    assert lines[0] == f"going on with the discovery in {tmp_path / 'found'}"
+    assert lines[0] == f"continuing the discovery in {tmp_path / 'found'}"
     assert content["images"]["unlabelled"] == 30 and max(encoded) == 34
     assert not (tmp_path / "found" / "features.rows").exists()
     ours, theirs = (Features.read(folder / FEATURES) for folder in (tmp_path / "found", whole[0]))

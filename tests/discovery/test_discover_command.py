@@ -32,7 +32,7 @@ def found(home):
 def test_what_is_printed(capsys, home, found):
     code, out, _ = call(capsys, *words(home))
     lines = out.splitlines()
-    assert code == 0 and lines[0] == f"going on with the discovery in {found}"
+    assert code == 0 and lines[0] == f"continuing the discovery in {found}"
     assert lines[1].startswith("This is the first answer")
     assert lines[2].startswith("found ") and "known ones (K = 5, given)" in lines[2]
     size = page_size(found / "discovered.html")

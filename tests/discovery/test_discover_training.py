@@ -116,7 +116,7 @@ def test_predictions_are_those_of_the_kept_answer(trained, photos, settings, tmp
     monkeypatch.setattr(Loop, "fit", None)  # nothing is trained again
     content, lines = made(photos, tmp_path / "found", settings)
     assert content["answer"]["kind"] == kind and content["method"] == "small" and content["eagc"] is True
-    assert lines[0].startswith("going on") and "training is done already" in lines[1]
+    assert lines[0].startswith("continuing") and "training is done already" in lines[1]
     expected = rows(tmp_path / "found" / "assignments.csv")
     header, found = predict(tmp_path / "found", [photos / "new"])
     assert header == expected[0]
@@ -192,7 +192,7 @@ def test_training_is_the_default_where_it_can_be_compared(photos, settings, tmp_
     assert content["answer"]["training"] == "done"
     content = discover(*places, tmp_path / "none", say=lines.append, holdout=0, **settings)
     assert content["answer"]["training"] == "none"
-    assert "Nothing is trained, as nothing could tell" in content["answer"]["sentence"]
+    assert "Nothing is trained, because nothing could tell" in content["answer"]["sentence"]
 
 
 @pytest.mark.parametrize("fast", ["bf16", "no"])

@@ -65,7 +65,7 @@ def test_two_processes_find_what_one_finds_and_one_of_them_writes(capsys, home):
 
 def test_several_processes_do_not_train(capsys, home, monkeypatch):
     monkeypatch.setattr("eagc_ops.discovery.discovery.launched", lambda: _Two())
-    with pytest.raises(ConfigError, match="and do not train; then start the same discovery"):
+    with pytest.raises(ConfigError, match="and do not train; start the same discovery"):
         discover(home / "photos/labelled", home / "photos/new", home / "trained", train=True)
     assert not (home / "trained").exists()
 

@@ -70,10 +70,10 @@ def text(home):
 def test_it_opens_with_what_was_found(text):
     assert "<h1>5 new categories, 1 of them doubtful; 4\xa0% of the images fit nowhere.</h1>" in text
     words = " ".join(Page(text).text.split())
-    assert "You showed 60 labelled images of 3 categories; 160 images without a label were sorted." in words
+    assert "Given 60 labelled images of 3 categories, 160 unlabelled images were sorted." in words
     # Of what, and how sure: the Wilson interval of 11 in 12 is 64.6 to 98.5 %.
     assert (
-        "right on known categories92 %11 of 12 labelled images kept aside; "
+        "right on known categories92 %11 of 12 held-out images; "
         "likely 64 to 99 % of all such images" in words
     )
     assert (

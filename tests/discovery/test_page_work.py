@@ -130,7 +130,7 @@ def test_merging_splitting_and_dissolving(discovered):
     assert edits(discovered) == {}
     choose(discovered, "#c4", "split", lambda: find(discovered, "#parts").send_keys(Keys.UP))
     assert edits(discovered) == {"split": {"new-5": 3}}
-    assert find(discovered, "#c4 .edited").text == "holds 3"
+    assert find(discovered, "#c4 .edited").text == "to split into 3"
     choose(discovered, "#c4", "dissolve")
     assert edits(discovered) == {"not_one_category": ["new-5"]}
     click(discovered, "#c5 .more")  # of a known category: it keeps its name and its images
@@ -248,7 +248,7 @@ def test_what_is_right_can_be_said(discovered, page):
     assert marked[0].get_attribute("title").endswith("confirmed by you")
     marked[0].click()
     click(discovered, "#right")
-    assert find(discovered, "#told").text == "That is known already."
+    assert find(discovered, "#told").text == "Nothing to confirm."
     click(discovered, "#undo")
     assert edits(discovered) == {}
 

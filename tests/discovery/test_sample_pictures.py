@@ -81,7 +81,7 @@ def test_the_demo_discovers_in_pictures_that_it_draws(tmp_path, monkeypatch, cap
     # The command that it names does the same, and goes on with the same folder
     named = next(line for line in out.splitlines() if line.startswith("now: eagc discover "))
     code, again, _ = call(capsys, *shlex.split(named)[2:], "--k", "4", "--holdout", "0", "--device", "cpu")
-    assert code == 0 and "going on with the discovery" in again and scores[0] in again
+    assert code == 0 and "continuing the discovery" in again and scores[0] in again
 
 
 @pytest.mark.parametrize(

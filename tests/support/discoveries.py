@@ -109,7 +109,7 @@ def write_discovery(
         "answer": {
             "kind": "first",
             "training": "to come",
-            "sentence": "This is the first answer: features of the encoder as it came, clustered.",
+            "sentence": "This is the first answer: a clustering of the pretrained encoder's features.",
             "candidates": [
                 {"kind": "first", "name": "first answer", "kept": True, "empty": 0, "score": None}
             ],

@@ -34,7 +34,7 @@ def test_what_is_printed(capsys, home, found):
     lines = out.splitlines()
     assert code == 0 and lines[0] == f"continuing the discovery in {found}"
     assert lines[1].startswith("This is the first answer")
-    assert lines[2].startswith("found ") and "known ones (K = 5, given)" in lines[2]
+    assert lines[2].startswith("found ") and "known ones; K = 5, given." in lines[2]
     size = page_size(found / "discovered.html")
     assert lines[-3] == f"page: {found}/discovered.html ({size})"
     assert [line.split(":")[1].strip() for line in lines[-2:]] == [
@@ -113,4 +113,4 @@ def test_a_duplicate_is_named_with_its_option(capsys, home, found):
         "note: images that are both labelled and unlabelled, used on both sides; --drop-duplicates leaves "
         f"them out: 1 (the first: {copy} = {home}/photos/labelled/bee/0.png)"
     )
-    assert "no accuracy will be known" in out and "are recognized" not in out
+    assert "there will be no accuracy" in out and "accuracy on known" not in out

@@ -101,7 +101,7 @@ def test_a_training_that_diverges_leaves_the_first_answer(photos, settings, tmp_
     assert (content["answer"]["kind"], content["answer"]["training"]) == ("first", "stopped")
     assert "training stopped: the loss is nan" in lines
     assert content["answer"]["sentence"].startswith(
-        "Kept: the first answer, as training ended without a result"
+        "Kept: the first answer, because training ended without a result"
     )
 
 

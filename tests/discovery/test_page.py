@@ -256,7 +256,7 @@ def test_many_images_fill_several_sheets(tmp_path, monkeypatch):
 
 
 def test_an_unreadable_image_has_a_grey_square(home, text):
-    assert "1 image could not be read and has a grey square instead." in text
+    assert "1 image could not be read and appears as a grey square." in text
     data = data_of(text)
     i = [unquote(url).rpartition("/")[2] for url in data["url"]].index("IMG_00001.jpg")
     sheet = Image.open(home / "out" / "discovered_files" / "map-0000.webp").convert("RGB")

@@ -186,9 +186,7 @@ def _warnings(content: Mapping[str, Any], features: Features, kept: Clustering) 
     """What the page must say aloud. The empty categories are its headline."""
     said = []
     if content["weights"] == "random":
-        said.append(
-            "The encoder has random weights, so the categories mean nothing. Use trained weights."
-        )
+        said.append("The encoder has random weights, so the categories mean nothing. Use trained weights.")
     holdout = content["holdout"]
     if holdout is not None:
         chance = features.labelled_class.bincount().max().item() / len(features.labelled_class)

@@ -412,7 +412,7 @@ def _features(
             (request.output / made).unlink()
         raise ConfigError(
             f"backbone {beginning.config.backbone!r} gives all {len(rows):,} images the same features: it "
-            "does not look at pictures, its weights are damaged, or all pictures are the same; nothing was kept",
+            "does not look at pictures, its weights are damaged, or all pictures are equal; nothing was kept",
             "backbone",
         )
     known, kept_aside, others = rows.split([len(labelled), len(held_out), len(listing.unlabelled_images)])

@@ -1,9 +1,9 @@
 """EAGC-ops: the Energy-Aware Gradient Coordinator for Generalized Category Discovery.
 
 eagc = EAGC(Subspace.conceptor(labelled_features))
-z = eagc(z, z_ref, mask)        # identity forward; the backward pass is coordinated
+z = eagc(z, z_ref, mask)        # forward: the identity; backward: the coordinated gradient
 
-The public names are imported on first use, because torch takes seconds and `eagc --help` needs none of it.
+Public names are imported on first use: torch takes seconds to import, and `eagc --help` does not need it.
 """
 
 from __future__ import annotations

@@ -24,10 +24,10 @@ def attach(
     return_token: bool = False,
     writes: list[int] | None = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
-    """z, or (z, token), for inputs that have passed `validation`; z may have several leading dimensions.
+    """Return z, or (z, token), with a backward that coordinates the gradient.
 
-    The coordination is attached to it: it is what backward does here. `writes`: the number of times that a
-    subspace was put into the place of this one, which must be the same in backward; None: no module counts.
+    The inputs have passed `validation`; z may have several leading dimensions. `writes` counts how often the
+    module's subspace was replaced: backward raises if it has changed. None: no module counts.
     """
     if isinstance(loss_scale, Tensor):
         inputs = inputs._replace(scale=loss_scale.detach())
@@ -195,9 +195,9 @@ def _remember(
 
 
 def _writes(matrix: Tensor, own: list[int] | None) -> int:
-    """How often a subspace was written to, as torch counts and its module (`own`).
+    """How often a subspace was written to, by torch's count and its module's (`own`).
 
-    DDP writes to buffers before every forward, equal values, so among several ranks the module alone counts.
+    DDP writes equal values to buffers before every forward, so with several ranks only the module counts.
     """
     if own is not None and dist.is_available() and dist.is_initialized():
         return own[0]

@@ -37,11 +37,11 @@ class AnchoredEncoder(nn.Module):
     the tail; the final norm stays frozen too.
 
     Args:
-        vit: timm VisionTransformer with a class token and global_pool="token"; kept, not copied. A classifier
-            head is not used.
+        vit: timm VisionTransformer with a class token and global_pool="token". It is not copied, and its
+            classifier head is not used.
         grad_from_block: first trainable block (11: the last block of a ViT-B).
-        reference: where the reference tail comes from, see `set_reference`. None: there is none yet, and a
-            forward before `set_reference` raises an error. False: there will be none, and z_ref is None.
+        reference: the source of the reference tail, see `set_reference`. None: set it later; a forward
+            before that raises an error. False: no reference, and z_ref is None.
         cls_only: compute only the CLS token in the last block. The result is the same to rounding (about
             3e-7 relative in fp32).
 
@@ -88,9 +88,9 @@ class AnchoredEncoder(nn.Module):
     def forward(
         self, x: Tensor, labelled_rows: Tensor | None = None, *, pixel_grad: bool = False
     ) -> tuple[Tensor, Tensor | None]:
-        """(z, z_ref) of images (B, C, H, W) or of tokens (B, N, D); z_ref is None if `reference=False`.
+        """(z, z_ref) of images (B, C, H, W), or of tokens (B, N, D) from `trunk`.
 
-        The tokens are those of `trunk`; `labelled_rows` is the argument `rows` of `anchor`.
+        `labelled_rows` is the argument `rows` of `anchor`. With `reference=False`, z_ref is None.
         """
         if self.reference is None and not self._without_reference:
             raise RuntimeError(_NO_REFERENCE)
@@ -101,8 +101,8 @@ class AnchoredEncoder(nn.Module):
         """The tokens (B, N, D) that enter block `grad_from_block`.
 
         `pixel_grad=True` keeps a graph so that gradients reach the images; None does so if the images require
-        gradients. Images that the caller does not keep are freed once they are patches. Tokens (B, N, D), of
-        a trunk cache, are returned unchanged.
+        gradients. Images are freed once they are patches, unless the caller holds them. Tokens (B, N, D)
+        from a trunk cache are returned unchanged.
         """
         if images.ndim == 3:
             return self._checked(images)
@@ -125,16 +125,16 @@ class AnchoredEncoder(nn.Module):
             return self._as_tokens(self._run(self.vit.blocks[: self.grad_from_block], x))
 
     def student(self, tokens: Tensor) -> Tensor:
-        """z (B, D) of the student's tail."""
+        """z (B, D), from the student's tail."""
         return self._feature(self.tail, tokens)
 
     @torch.no_grad()
     def anchor(self, tokens: Tensor, rows: Tensor | None = None) -> Tensor:
-        """z_ref (B, D) of the frozen reference tail.
+        """z_ref (B, D), from the frozen reference tail.
 
-        `rows` holds the int64 indices (n,) of the rows to compute, best made from the loader's CPU mask,
-        because the host waits for a boolean index on a device. The remaining rows are NaN, so that their use
-        shows. None computes every row.
+        `rows` are the int64 indices (n,) of the rows to compute. Make them from the loader's CPU mask: the
+        host waits for a boolean index on a device. The other rows are NaN, so that nobody uses them
+        unnoticed. None computes every row.
         """
         if self.reference is None:
             raise RuntimeError(_NO_REFERENCE)
@@ -159,8 +159,8 @@ class AnchoredEncoder(nn.Module):
     def set_reference(self, source: nn.Module | Mapping[str, Tensor] | None = None) -> None:
         """Freeze a reference tail: a copy of the current student's (None), a `tail_state()`, or a ViT's.
 
-        A ViT must agree with this one, bit for bit, in everything but the tail. A tail state says nothing
-        about its trunk: keep `trunk_fingerprint()` beside it.
+        Outside the tail, such a ViT must equal this one bit for bit. A tail state says nothing
+        about its trunk: store `trunk_fingerprint()` with it.
         """
         if isinstance(source, nn.Module):
             _refuse_other_trunk(
@@ -181,8 +181,8 @@ class AnchoredEncoder(nn.Module):
     def train_last(self, blocks: int) -> None:
         """Make the last `blocks` blocks trainable and freeze the rest of the tail.
 
-        A new encoder trains the whole tail. A student may train fewer or more blocks than its reference
-        model; the tail holds the blocks of both.
+        A new encoder trains the whole tail. The student may train fewer or more blocks than its reference
+        model did; the tail has all of them.
         """
         if not (isinstance(blocks, int) and 1 <= blocks <= len(self.tail)):
             raise ValueError(
@@ -214,7 +214,7 @@ class AnchoredEncoder(nn.Module):
         self._cls_of_block = torch.compile(_cls_of_block, *args, **options)
 
     def trunk_fingerprint(self) -> str:
-        """The sha256 of everything shared: weights and their names, the structure, `grad_from_block`."""
+        """The sha256 of all that is shared: weights and their names, the structure, `grad_from_block`."""
         digest = hashlib.sha256(str(self.grad_from_block).encode())
         for name, value in _shared(self.vit, self.grad_from_block).items():
             kind = (value.dtype, tuple(value.shape)) if isinstance(value, Tensor) else value
@@ -311,13 +311,13 @@ def _cls_of_attention(attn: Any, norm: nn.Module, x: Tensor) -> Tensor:
 
     With one query per head, q . (W_k y_n) = (W_k^T q) . y_n and sum_n p_n (W_v y_n) = W_v (sum_n p_n y_n), so
     both projections act on H vectors per image instead of N tokens: about 2 N D (D - H) multiply-adds fewer.
-    What adds the same to every score of a head, as the key bias does, drops out of the softmax.
+    The key bias adds the same to every score of a head, so it drops out of the softmax.
 
-    For a LayerNorm, y_n = w * u_n + b with u_n of mean 0 and variance 1. w and b too are applied to the H
-    vectors: (w * W_k^T q) . u_n, and w * (sum_n p_n u_n) + b because p sums to 1. Nothing of N tokens is then
-    trained, so from a frozen trunk the backward pass forms no gradient of their size.
+    For a LayerNorm, y_n = w * u_n + b with u_n of mean 0 and variance 1. w and b also act on the H
+    vectors: (w * W_k^T q) . u_n, and w * (sum_n p_n u_n) + b because p sums to 1. No trained weight acts on
+    all N tokens, so with a frozen trunk the backward pass forms no gradient of that size.
 
-    A norm on the keys is not linear, so with one the keys (not the values) are formed.
+    A norm on the keys is not linear: with one, the keys (not the values) are formed.
     """
     heads, width = attn.num_heads, attn.head_dim
     # In the dtype of the weights: autocast would round the scores to 16 bits, which fused attention does not.
@@ -341,7 +341,7 @@ def _cls_of_attention(attn: Any, norm: nn.Module, x: Tensor) -> Tensor:
 
 
 def _without_affine(norm: nn.Module, x: Tensor) -> tuple[Tensor, Callable[..., Tensor]]:
-    """(u, affine) with affine(u) = norm(x). Of a norm other than LayerNorm, u is norm(x) itself."""
+    """(u, affine) with affine(u) = norm(x). For other norms than LayerNorm, u is norm(x) itself."""
     if not isinstance(norm, nn.LayerNorm):
         return norm(x), lambda y, bias=True: y
 
@@ -358,7 +358,7 @@ def _block_index(name: str) -> int:
 
 
 def _shared(vit: nn.Module, grad_from_block: int) -> _Shared:
-    """Everything that two ViTs must have in common to share a trunk: tensors by name, and the structure."""
+    """What two ViTs must have in common to share a trunk: tensors by name, and the structure."""
     shared: _Shared = {
         f"{name} ({type(module).__name__})": str(
             [module.extra_repr(), *(getattr(module, key, None) for key in ("num_heads", "eps"))]

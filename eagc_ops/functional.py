@@ -33,28 +33,28 @@ def eagc_op(
 
     Args:
         z: (..., D) floating; all leading dimensions count as rows.
-        z_ref: the features of the frozen reference model, of z's shape, any floating dtype, without gradient.
+        z_ref: the frozen reference model's features, of z's shape, any floating dtype, without gradient.
             Unlabelled rows are never read. None: no anchor.
-        mask: (...) bool, True = labelled. With two views per image it has a value for each view.
+        mask: (...) bool, True = labelled. Two views of an image need two values.
         subspace: the known-class subspace. None: estimate it from the labelled rows of z_ref in this batch,
             with a warning the first time.
         lambda_a: the strength of the anchor.
         lambda_p: the strength of the projection.
-        energy_ref: the mean energy ratio of labelled features, a number or a 0-d tensor. None: the subspace's
-            own.
+        energy_ref: the mean energy ratio of labelled features, a number or a 0-d tensor. None: take the
+            subspace's.
         anchor: "mean" divides the anchor by (labelled rows x D), as the released code does; "sum" is the
             paper's formula as printed.
         tau: "energy", or "uniform" for tau = 1 on unlabelled rows (the paper's ablation).
-        loss_scale: the factor by which the loss is multiplied before backward (GradScaler, 1 / accumulation
-            steps), a number or a 0-d tensor on z's device. The anchor is not linear in the gradient, so it
-            must be scaled like the loss.
-        return_token: return (z, token) instead. The token is 0; added to the loss (once), it brings the
-            loss's scale to the anchor.
+        loss_scale: what you multiply the loss by before backward (GradScaler, 1 / accumulation steps), a
+            number or a 0-d tensor on z's device. The anchor does not grow with the gradient, so it must be
+            scaled like the loss.
+        return_token: return (z, token) instead. The token is 0; add it to the loss (once), and the anchor
+            gets the loss's scale.
         impl: "auto", "triton", "torch" or "fp64". One that cannot run here raises an error; "auto" warns once
-            and uses torch where the Triton kernel cannot be launched.
-        precision: the precision of the Triton kernel. "auto": half inputs with half products and fp32 sums;
-            fp32 inputs in IEEE fp32, or in TF32 on NVIDIA GPUs under autocast (that of this call, wherever
-            backward runs) and where torch's own products use it (torch.set_float32_matmul_precision).
+            and uses torch if the Triton kernel cannot be launched.
+        precision: how the Triton kernel multiplies. "auto": half inputs with half products and fp32 sums;
+            fp32 inputs in IEEE fp32, or in TF32 on NVIDIA GPUs if this call is under autocast (wherever
+            backward runs) or torch's own products use it (torch.set_float32_matmul_precision).
             "high": IEEE fp32 products for all inputs. "tf32x3" and "tf32": fp32 inputs on NVIDIA's tensor
             cores.
 

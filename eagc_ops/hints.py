@@ -1,7 +1,7 @@
-"""Calls that are allowed and seldom meant: one warning for each kind, the first time it is seen.
+"""Warnings about calls that are allowed but rarely intended: each kind once, the first time it occurs.
 
-No hint makes the host wait for a device, and none changes a value. A compiled call gives those about its
-arguments when it is compiled; its gradients are not looked at.
+No hint makes the host wait for a device, and none changes a value. A compiled call warns about its
+arguments when it is compiled; nobody looks at its gradients.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ said: set[str] = set()  # the kinds that this process has warned of
 
 # A gradient 1,000 times larger or smaller than that of the call before has another scale, not another batch.
 JUMP = 1000.0
-# The calls whose gradients are looked at: the first ones, in which a GradScaler overflows and steps down, and
-# two in a row of every EVERY later ones. The others cost nothing.
+# Whose gradients to check: the first calls, in which a GradScaler overflows and steps down, then two in a row
+# of every EVERY calls. The others cost nothing.
 FIRST, EVERY = 32, 256
-# The first calls with gradients on, after which some gradient must have come back, and some rows of each kind
-# been seen.
+# After so many calls with gradients on, a gradient must have come back, and labelled and unlabelled rows must
+# have occurred.
 ENOUGH = 16
 
 
 @contextlib.contextmanager
 def muted() -> Iterator[None]:
-    """Without hints, for code that tries useless subspaces on purpose."""
+    """Switch hints off, for code that tries useless subspaces on purpose."""
     global _muted
     before, _muted = _muted, True
     try:
@@ -45,7 +45,7 @@ _muted = False
 
 
 def once(kind: str, text: str) -> None:
-    """Warn, at the line of the user's call, unless this process has been told."""
+    """Warn at the line of the user's call, once per process."""
     if torch.compiler.is_compiling():
         _once_while_compiling(kind, text)
     elif kind not in said:
@@ -63,7 +63,7 @@ def _once_while_compiling(kind: str, text: str) -> bool:
 
 
 def warn(text: str) -> None:
-    """A warning at the innermost line that belongs neither to this package nor to torch."""
+    """Warn at the innermost line outside this package and torch."""
     inside, level, frame = (__name__.partition(".")[0], "torch"), 1, sys._getframe(1)
     while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in inside:
         frame, level = frame.f_back, level + 1
@@ -91,7 +91,7 @@ def about_call(
 ) -> None:
     """Hints about the anchor's scale and its mean.
 
-    `anchored`: there is an anchor. `scaled`: by a token or a `loss_scale`. `running`: Ebar is a running mean.
+    `anchored`: the call has an anchor. `scaled`: it has a token or a `loss_scale`. `running`: Ebar runs.
     """
     if not (z.requires_grad and torch.is_grad_enabled()):
         return
@@ -116,7 +116,7 @@ def about_call(
 
 
 def about_fit(matrix: Tensor, energy_ref: Tensor, mean_square: Tensor, aperture: float) -> None:
-    """Hints about a conceptor (D, D) that features of such a scale make useless.
+    """Hints about a conceptor (D, D) that is useless because of the features' scale.
 
     `mean_square`: the mean of |z|^2 over the features.
     """
@@ -141,7 +141,7 @@ def about_fit(matrix: Tensor, energy_ref: Tensor, mean_square: Tensor, aperture:
 
 
 def about_empty(mean_square: Tensor) -> bool:
-    """Warn about features that are all zero; whether they are."""
+    """Warn if all features are zero; returns whether they are."""
     if empty := mean_square.item() == 0:
         warn(
             "all features are zero, so the subspace has nothing of them and EAGC protects nothing: check the "
@@ -163,8 +163,8 @@ def about_batch(matrix: Tensor, energy_ref: Tensor, z_ref: Tensor, mask: Tensor,
 class ScaleWatch:
     """Notices on the device that the gradient of unscaled calls changes its scale, and warns at a later call.
 
-    `look` is called with the output of a call, and looks at its gradient when backward reaches it. The answer
-    travels to the host while it does other things.
+    `look` gets the output of a call and hooks its gradient in backward. The answer is copied to the
+    host while the host does other things.
     """
 
     def __init__(self) -> None:
@@ -184,7 +184,7 @@ class ScaleWatch:
         anchored: bool,
         unscaled: bool,
     ) -> None:
-        """Watch the gradient of z if it is `unscaled`, that of a call with an anchor; or watch the token.
+        """Watch the gradient of z if the call is `unscaled` (an anchor, no scale); else watch the token.
 
         The first calls also show whether the operator is used at all.
         """
@@ -317,7 +317,7 @@ _SEEN = {
 
 
 def _is_watched() -> bool:
-    """Whether a dispatch mode sees every operation; that of fake tensors has no values."""
+    """Whether a dispatch mode sees every operation; fake tensors have no values."""
     return bool(torch._C._len_torch_dispatch_stack() > 0)
 
 

@@ -1,8 +1,7 @@
 """The opaque ops `coordinate`, `observe` and `energies`: schemas, fakes and bodies.
 
-torch.library schemas are flat lists, so this is the one file in which the records are packed and unpacked. An
-opaque op is launched eagerly, even from a compiled graph. A call that is neither traced nor intercepted runs
-the body directly.
+torch.library schemas are flat lists, so only this file packs and unpacks records. An opaque op is launched
+eagerly, even from a compiled graph. A call that is neither traced nor intercepted runs the body directly.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from .kernels import Coordination, Execution, Inputs, formulas
 
 
 class Observation(NamedTuple):
-    """The values that forward takes from a batch."""
+    """What forward measures in a batch."""
 
     energy_ref: Tensor  # (), the value to use for this batch, a fresh tensor
     # (), number of labelled rows, averaged over the ranks; None without a process group
@@ -29,7 +28,7 @@ class Observation(NamedTuple):
 def call(
     g: Tensor, inputs: Inputs, settings: Coordination, execution: Execution, dispatched: bool = False
 ) -> Tensor:
-    """The coordinated gradient of g (rows, D), contiguous, in g's dtype; `dispatched`: always by the op."""
+    """The coordinated gradient of g (rows, D), contiguous, in g's dtype; `dispatched`: always use the op."""
     if dispatched or _is_intercepted(g):
         out: Tensor = coordinate_op(g, *inputs, *settings, *execution)
         return out
@@ -65,7 +64,7 @@ def _packed(inputs: Inputs) -> tuple[Any, ...]:
 
 
 def _unpacked(flat: Sequence[Any]) -> tuple[Inputs, Sequence[Any]]:
-    """The inputs without an anchor, and what follows them."""
+    """The inputs without an anchor, and the remaining arguments."""
     count = len(_OF_ENERGY)
     return Inputs(z_ref=None, **dict(zip(_OF_ENERGY, flat[:count]))), flat[count:]
 

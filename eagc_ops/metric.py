@@ -1,4 +1,4 @@
-"""The metric that labels teach: a linear map in which classes scatter alike in all directions."""
+"""A metric learned from labels: a linear map after which classes scatter equally in all directions."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 ROWS_AT_ONCE = 4096  # bounds the widened copy of the features
-# Chosen over data sets (docs/benchmarks.md): directions that N images can show, and what the prior weighs.
+# Chosen over data sets (docs/benchmarks.md): how many directions N images can show, and the prior's weight.
 ROWS_PER_DIRECTION, LEAST_DIRECTIONS, MOST_DIRECTIONS = 10, 32, 256
 PRIOR_ROWS = 100.0
 PRIOR_POWER = 0.5
@@ -19,14 +19,14 @@ PRIOR_POWER = 0.5
 class LabelMetric:
     """Features to points: unit norm, minus `mean` (D,), times `matrix` (D, d), unit norm again; both in fp32.
 
-    `LabelMetric.fit` learns both from features of which some are labelled. In the directions of the d largest
-    variances t_j of all rows, with the scatter S of the labelled rows about their class means, which has n
-    degrees of freedom (labelled rows less their classes),
+    `LabelMetric.fit` learns both from features, some of them labelled. In the directions of the d largest
+    variances t_j of all rows, with the scatter S of the labelled rows about their class means and its n
+    degrees of freedom (labelled rows minus their classes),
 
         W = (S + m T) / (n + m),   T = diag(t_j^p) with the trace of S / n,   matrix = directions W^(-1/2)
 
-    W is the mean of an inverse-Wishart posterior whose prior counts as m rows: with few labels the metric is
-    that of whitening by a power of the variance, which needs none; with many it is theirs.
+    W is the mean of an inverse-Wishart posterior whose prior counts as m rows. With few labels the metric
+    whitens by a power of the variance, which needs no labels; with many, the labels decide.
 
     >>> features = torch.randn(200, 8, generator=torch.Generator().manual_seed(0))
     >>> label = torch.arange(200) % 4
@@ -60,8 +60,8 @@ class LabelMetric:
         Args:
             features: (N, D) floating, N >= 2, labelled and unlabelled; rows are brought to unit norm here.
             label: (N,) integers, the class of a labelled row, -1 (or below) of an unlabelled one.
-            directions: d, the number of directions that are kept, fewer if the rows span fewer. Default: one
-                for every 10 rows, between 32 and 256.
+            directions: d, the number of directions to keep; fewer if the rows span fewer. Default: one
+                per 10 rows, between 32 and 256.
             prior_rows: m >= 0, the weight of the prior in rows. 0 without labelled rows that share a class
                 is an error.
             prior_power: p in [0, 1]. 0: the prior is a sphere; 1: it has the shape of all rows.
@@ -81,7 +81,7 @@ class LabelMetric:
         prior_rows: float = PRIOR_ROWS,
         prior_power: float = PRIOR_POWER,
     ) -> list[LabelMetric]:
-        """The metric for each of several labellings of the same rows; their directions are found once."""
+        """The metric for each of several labellings of the same rows, whose directions are computed once."""
         _check_features(features)
         for label in labels:
             _check_label(label, features)
@@ -104,9 +104,9 @@ class LabelMetric:
         return self.matrix.device
 
     def __call__(self, features: Tensor) -> Tensor:
-        """Points (N, d) of unit norm, fp32, of features (N, D) on the device of the metric.
+        """Map features (N, D), on the metric's device, to points (N, d) of unit norm, fp32.
 
-        A row that has no length, or none in these directions, is the origin.
+        A row without length, or without any in these directions, becomes the origin.
         """
         if features.ndim != 2 or features.shape[1] != len(self.mean) or not features.is_floating_point():
             raise ValueError(
@@ -137,7 +137,7 @@ class LabelMetric:
 
 
 def usual_directions(rows: int) -> int:
-    """How many directions `LabelMetric.fit` keeps of that many rows.
+    """How many directions `LabelMetric.fit` keeps for that many rows.
 
     >>> usual_directions(100), usual_directions(1000), usual_directions(100_000)
     (32, 100, 256)

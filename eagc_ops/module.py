@@ -15,8 +15,8 @@ from . import autograd, hints, kernels, library, validation
 from .kernels import Anchor, Coordination, Execution, Implementation, Inputs, Precision, Tau
 from .subspace import Subspace
 
-# S and the basis M of a subspace that has one are also kept in 16 bits, for the products of the Triton kernel
-# with features of that dtype, in buffers named "matrix_bf16", "basis_fp16" and so on.
+# The Triton kernel multiplies half features by S and the basis M in 16 bits: buffers named "matrix_bf16",
+# "basis_fp16" and so on.
 HALVES = {torch.bfloat16: "bf16", torch.float16: "fp16"}
 
 
@@ -27,23 +27,24 @@ class EAGC(nn.Module):
         subspace: the known-class subspace, fitted to labelled features of the reference model.
         lambda_a, lambda_p, anchor, tau, impl, precision: as in `eagc_op`.
         energy_momentum: None keeps the subspace's mean energy ratio (the paper). A number in [0, 1) makes it
-            a running mean over the labelled rows of training batches, updated before it is used (the released
+            a running mean over the labelled rows of training batches, updated before use (the released
             code: 0.95).
         process_group: the ranks that share one mean over labelled rows and one running Ebar. DDP averages
-            gradients, so without it a rank with few labelled rows would give them more weight. Two kinds of
-            calls make one all-reduce: those that update the running Ebar (training mode, `energy_momentum`
-            set), and those that count rows for the anchor (gradients are on, z requires them, z_ref is not
-            None, anchor="mean", lambda_a > 0). All ranks must make these calls in the same order. Any other
-            call may be made by one rank alone, as in validation under `eval()` and `torch.no_grad()`.
+            gradients, so without the group a rank with few labelled rows would give them more weight. Two
+            kinds of calls make one all-reduce: those that update the running Ebar (training mode,
+            `energy_momentum` set), and those that count rows for the anchor (gradients are on, z requires
+            them, z_ref is not None, anchor="mean", lambda_a > 0). All ranks must make these calls in the same
+            order. A single rank may make any other call, such as validation under `eval()` and
+            `torch.no_grad()`.
         record: keep the energy ratio and tau of the last call in `last_energy` and `last_tau`: (rows,) fp32
             on the device, NaN on labelled rows. It costs one more product with S per call.
 
-    `matrix` and `energy_ref` are buffers and stay fp32 under `.half()` and `.bfloat16()`; so are `basis` and
-    `weights` of a subspace with an energy in a basis (`Subspace.whitened`), which are None otherwise. S and
-    the basis are also kept in bf16 and in fp16, for the Triton kernel and outside the state dict;
-    `set_subspace` and `load_state_dict` write these copies too. lambda_a, lambda_p, anchor, tau and
-    energy_momentum travel in the state dict, and loading a state with different settings raises. `impl` and
-    `precision`, which change roundings only, and `process_group` belong to the machine and do not travel.
+    The buffers `matrix` and `energy_ref` stay fp32 under `.half()` and `.bfloat16()`. So do `basis` and
+    `weights`, which only a subspace with an energy in a basis has (`Subspace.whitened`); else they are None.
+    For the Triton kernel the module also holds S and the basis in bf16 and fp16, outside the state dict;
+    `set_subspace` and `load_state_dict` update these copies. The state dict has lambda_a, lambda_p, anchor,
+    tau and energy_momentum, and loading a state with different settings raises. It does not have `impl`,
+    `precision` (they only change rounding) and `process_group`: these depend on the machine.
 
     Example:
         >>> eagc = EAGC(Subspace.conceptor(torch.randn(100, 8)))
@@ -109,9 +110,9 @@ class EAGC(nn.Module):
         loss_scale: Tensor | float | None = None,
         return_token: bool = False,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Return z unchanged; the arguments are those of `eagc_op`.
+        """Return z unchanged. The arguments are as in `eagc_op`.
 
-        Two backward passes through one call add the anchor twice, as two losses would.
+        Two backward passes through one call add the anchor twice.
         """
         settings, execution = self.settings, self.execution
         validation.check_tensors(z, z_ref, mask)
@@ -142,7 +143,7 @@ class EAGC(nn.Module):
 
     @property
     def execution(self) -> Execution:
-        """Both choices, and whether autocast is on."""
+        """`impl`, `precision`, and whether autocast is on."""
         return Execution(self.impl, self.precision, kernels.is_under_autocast(self.matrix.device))
 
     @property
@@ -151,9 +152,9 @@ class EAGC(nn.Module):
         return Subspace._fitted(self.matrix, self.energy_ref.clone(), self.basis, self.weights)
 
     def set_subspace(self, subspace: Subspace) -> None:
-        """Take a different subspace of the same D, in place: a captured CUDA graph follows.
+        """Replace the subspace in place by one of the same D; a captured CUDA graph then uses it.
 
-        Call it between two steps: a backward whose forward saw the former subspace raises an error.
+        Call it between two steps: if the subspace changes between forward and backward, backward raises.
 
         >>> eagc = EAGC(Subspace(torch.eye(8) * 0.5, energy_ref=0.5))
         >>> eagc.set_subspace(Subspace.conceptor(torch.randn(100, 8)))
@@ -187,14 +188,14 @@ class EAGC(nn.Module):
         z_ref_dtype: torch.dtype | None = None,
         scaled: bool = False,
     ) -> None:
-        """Compile and load what a training step launches, ahead of a CUDA graph capture or a timing.
+        """Compile and load what a training step launches, before you capture a CUDA graph or time it.
 
         Args:
             rows: the number of rows.
             dtype: the dtype of z.
             anchored: whether z_ref is passed.
-            z_ref_dtype: the dtype of z_ref; None: that of z.
-            scaled: whether a token is taken, or a tensor `loss_scale` passed.
+            z_ref_dtype: the dtype of z_ref; None: the dtype of z.
+            scaled: whether you take a token or pass a tensor `loss_scale`.
 
         A step launches one kernel, and one more with a running Ebar. Other implementations need no warm-up.
         """
@@ -238,10 +239,10 @@ class EAGC(nn.Module):
             )
 
     def _counts_labelled_rows(self, z: Tensor, z_ref: Tensor | None) -> bool:
-        """Whether the ranks must count their labelled rows together for the mean of the anchor.
+        """Whether the ranks must count their labelled rows together for the anchor's mean.
 
-        The answer must not depend on values, which differ between ranks: a rank alone in a collective would
-        wait forever.
+        The answer must not depend on values, which differ between ranks: a rank that enters a collective
+        alone waits for ever.
         """
         anchored = z_ref is not None and self.anchor == "mean" and self.lambda_a != 0
         return self.process_group is not None and anchored and z.requires_grad and torch.is_grad_enabled()
@@ -261,7 +262,7 @@ class EAGC(nn.Module):
         )
 
     def _half(self, dtype: torch.dtype, name: str = "matrix") -> Tensor | None:
-        """S, or the basis, in a 16-bit dtype of features; None for a wider one, or without a basis."""
+        """S or the basis in the features' 16-bit dtype; None for a wider dtype, or without a basis."""
         if dtype not in HALVES or getattr(self, name) is None:
             return None
         if not torch.compiler.is_compiling() and self._halved != self._versions():
@@ -338,7 +339,7 @@ class EAGC(nn.Module):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        for name in ("basis", "weights"):  # modules that were pickled before there was an energy in a basis
+        for name in ("basis", "weights"):  # modules pickled before energies in a basis existed
             self._buffers.setdefault(name, None)
         self._halve()  # a copy counts its writes anew
 

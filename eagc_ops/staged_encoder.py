@@ -1,6 +1,6 @@
-"""`AnchoredEncoder` for backbones that are no ViT: a row of stages, of which the last ones are trained.
+"""`AnchoredEncoder` for other backbones than ViTs: a sequence of stages, the last of them trained.
 
-A ResNet is such a row: its stem and its four stages.
+A ResNet is such a sequence: its stem and its four stages.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ __all__ = ["StagedEncoder", "Stages"]
 
 
 class Stages(nn.Module):
-    """A backbone as a row of stages: images (B, C, S, S) -> stage after stage -> pool -> z (B, D).
+    """A backbone as a sequence of stages: images (B, C, S, S) -> stage after stage -> pool -> z (B, D).
 
-    Between two stages there is one tensor: a map (B, C, H, W), tokens (B, N, D) or vectors (B, D). The stages
+    Each stage passes one tensor on: a map (B, C, H, W), tokens (B, N, D) or vectors (B, D). The stages
     always run in eval mode, so that student and reference model do not differ at random: dropout is off,
-    and batch norm keeps the statistics that it came with.
+    and batch norm keeps its pretrained statistics.
 
     Args:
-        stages: the modules, in order; kept, not copied.
+        stages: the modules, in order; not copied.
         pool: (B, ...) -> (B, D), after the last stage. Default: the mean over places or tokens.
         image_size: side of the images, in pixels.
-        channels: of the images.
+        channels: channels of the images.
 
     Example:
         >>> net = Stages([nn.Conv2d(3, 8, 3, 2, 1), nn.Conv2d(8, 16, 3, 2, 1)], image_size=8)

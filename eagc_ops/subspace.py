@@ -27,8 +27,8 @@ class Subspace:
     your own (any floating dtype, converted to fp32). `energy_ref` is a number or a 0-d tensor in (0, 1].
 
     The energy ratio is z S z^T / |z|^2. `Subspace.whitened` fits a different one, a ratio of two quadratic
-    forms (`kernels.formulas`), and `basis` (D, D), invertible, and `weights` (D,) in [0, 1] give your own:
-    E = sum_j weights_j (z basis)_j^2 / |z basis|^2. S is still what is projected out.
+    forms (`kernels.formulas`). For your own, pass `basis` (D, D), invertible, and `weights` (D,) in [0, 1]:
+    E = sum_j weights_j (z basis)_j^2 / |z basis|^2. The projection still uses S.
 
     >>> features = torch.randn(100, 8, generator=torch.Generator().manual_seed(0))
     >>> subspace = Subspace.conceptor(features, aperture=2.0)
@@ -79,11 +79,10 @@ class Subspace:
         Args:
             features: (N, D) floating, un-normalised, un-centred; or an iterable of such batches, read once
                 (memory D x D).
-            aperture: > 0; a larger one captures more of each direction. It is not scale-free: it acts on the
-                features' own scale.
-            dtype: the dtype of the sums and of the solve: float64, or float32 where fp64 is slow. A float32
+            aperture: > 0; a larger one captures more of each direction. It depends on the features' scale.
+            dtype: the dtype of the sums and the solve: float64, or float32 if fp64 is slow. A float32
                 fit whose eigenvalues leave [0, 1] raises an error. That check takes two Cholesky
-                factorisations in fp64, 2/3 D^3 operations for any N: in fp32 their rounding, up to D x 6e-8,
+                factorisations in fp64, 2/3 D^3 operations for any N; in fp32 their rounding, up to D x 6e-8,
                 could exceed the violation.
             process_group: each rank passes its share of the features; all ranks get the same subspace.
         """
@@ -127,7 +126,7 @@ class Subspace:
     ) -> Subspace:
         """S = U_k U_k^T of the k leading eigenvectors of R = Z^T Z / N: the hard subspace of the ablation.
 
-        The features are not centred, as for the conceptor. The arguments are those of `conceptor`.
+        The features are not centred. The arguments are as in `conceptor`.
         """
         _check_dtype(dtype)
         correlation, directions = _moments(features, dtype, process_group)
@@ -157,22 +156,22 @@ class Subspace:
 
             E = (z W) S_w (z W)^T / |z W|^2
 
-        Directions in which all features vary most, whatever their class, count less in it. With ridge 0 it
-        does not change if all features are multiplied by one invertible matrix.
+        Directions in which all features vary most, whatever their class, count less. With ridge 0, E does
+        not change if you multiply all features by an invertible matrix.
 
         Args:
-            features: the labelled features, as in `conceptor`. All of them are kept in memory during the fit:
-                the mean of E takes a second look at them.
-            all_features: labelled and unlabelled features, of the same form; their labels are not used. An
+            features: the labelled features, as in `conceptor`. All of them stay in memory during the fit,
+                because the mean of E reads them a second time.
+            all_features: labelled and unlabelled features, in the same form; labels are not used. An
                 iterable is read once (memory D x D).
-            aperture: of S, which is projected out.
+            aperture: aperture of S, for the projection.
             ridge: >= 0; 0 needs features that vary in every direction.
-            energy_aperture: of S_w. Whitened features have unit variance, so it depends on no scale.
+            energy_aperture: aperture of S_w. Whitened features have unit variance, so it depends on no scale.
             process_group: each rank passes its share of both; all ranks get the same subspace.
 
-        On frozen features of many known classes, tau tells novel from known better with this energy than with
-        the plain one, but not on every data set; `eagc probe --energies` compares both on yours. A better
-        trained model has not been shown.
+        On frozen features of many known classes, this energy tells novel from known better than the plain
+        one, but not on every data set; `eagc probe --energies` compares them on yours. It has not been shown
+        to give a better trained model.
 
         >>> draw = torch.Generator().manual_seed(0)
         >>> labelled, unlabelled = torch.randn(100, 8, generator=draw), torch.randn(300, 8, generator=draw)
@@ -199,7 +198,7 @@ class Subspace:
     def _fitted(
         cls, matrix: Tensor, energy_ref: Tensor, basis: Tensor | None = None, weights: Tensor | None = None
     ) -> Subspace:
-        """A subspace of valid tensors, without the factorisations that check a user's own."""
+        """A subspace from valid tensors, without the factorisations that check a user's tensors."""
         subspace = cls.__new__(cls)
         subspace.matrix = matrix.to(torch.float32).contiguous()
         subspace.energy_ref = energy_ref.to(torch.float32)
@@ -298,7 +297,7 @@ def _moments(
     """R = mean of z z^T, and M = mean of z z^T / |z|^2, both (D, D) in `dtype`.
 
     The mean energy ratio is trace(S M), so one pass over the features suffices. Ebar is an fp32 number, so M
-    is made of fp32 products, which take half the time; its sums over blocks of rows are in `dtype`.
+    takes fp32 products, in half the time; its sums over blocks of rows are in `dtype`.
     """
 
     def directions(rows: Tensor) -> Tensor:
@@ -392,9 +391,9 @@ def _wide_gram(rows: Tensor) -> Tensor:
 def _gram(rows: Tensor) -> Tensor:
     """rows^T rows (D, D).
 
-    It is symmetric, and on a CPU only one of its triangles is multiplied: NumPy sees that both factors are
-    one array and calls syrk of its BLAS, which torch does not offer. NumPy is not needed: a torch that was
-    installed without it multiplies both triangles.
+    The product is symmetric, and a CPU multiplies only one triangle: NumPy sees that both factors are the
+    same array and calls its BLAS's syrk, which torch does not offer. Without NumPy, torch multiplies both
+    triangles.
     """
     if rows.device.type != "cpu":
         return rows.T @ rows
@@ -450,15 +449,15 @@ def _check_aperture(
 def _unit_scale(basis: Tensor) -> Tensor:
     """The basis times a power of two, so that its columns have norm 1 up to sqrt(2), in the mean square.
 
-    No ratio depends on its scale, but the floor of the denominator and the range of 16 bits do. A power of
-    two rounds nothing, and changes nothing a second time.
+    No ratio depends on the scale, but the floor of the denominator and the range of 16 bits do. A power of
+    two rounds nothing, and applying it again changes nothing.
     """
     size = torch.linalg.matrix_norm(basis.double()) / len(basis) ** 0.5
     return basis.double() * torch.exp2(-torch.log2(size).round())
 
 
 def _check_basis(basis: Tensor | None, weights: Tensor | None, matrix: Tensor) -> None:
-    """Both or none, and a basis that fp32 can tell from a singular one, in which a row might vanish."""
+    """Require both or none, and a basis that is not singular in fp32, where a row might vanish."""
     if (basis is None) != (weights is None):
         given, missing = ("basis", "weights") if weights is None else ("weights", "basis")
         raise ValueError(f"{given} is given but {missing} is None: pass both, or none for the energy of S")

@@ -24,7 +24,7 @@ def check_settings(settings: Coordination) -> None:
 
 
 def checked_execution(impl: str, precision: str) -> Execution:
-    """The record of both choices; `check_call` checks that the device supports them."""
+    """The record of implementation and precision; `check_call` checks that the device supports them."""
     execution = Execution(impl, precision)  # type: ignore[arg-type]
     kernels.check_execution(execution)
     return execution
@@ -68,7 +68,7 @@ def check_tensors(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
 def check_call(
     z: Tensor, matrix: Tensor, execution: Execution, loss_scale: Tensor | float | None, return_token: bool
 ) -> None:
-    """The remaining checks, made before anything runs (the update of a running Ebar included)."""
+    """The remaining checks, before anything runs (even the update of a running Ebar)."""
     dim, subspace_dim = z.shape[-1], matrix.shape[0]
     if subspace_dim != dim:
         raise ValueError(
@@ -131,7 +131,7 @@ def _check_mask(mask: Tensor, z: Tensor) -> None:
 
 
 def _as_a_mask(mask: Tensor) -> str:
-    """How to make a mask of what was passed: -1 for "no label" must not become True."""
+    """How to make a mask from what was passed: -1 for "no label" must not become True."""
     if mask.dtype.is_floating_point or mask.dtype.is_complex:
         return "pass True for labelled rows and False for the others"
     known = not torch.compiler.is_compiling() and mask.device.type != "meta"

@@ -175,8 +175,8 @@ def _parse(argv: list[str]) -> argparse.Namespace:
         action="store_false",
         dest="train",
         default=None,
-        help="stop at the first answer, a clustering of the pretrained encoder's features. Otherwise the command "
-        "trains from there, and labelled images hidden from all answers decide which one is kept",
+        help="stop at the first answer, a clustering of the pretrained encoder's features. Otherwise the "
+        "command trains from there, and labelled images hidden from all answers decide which one is kept",
     )
     add_config_arguments(parser, SETTINGS, Recipe(dataset="discover", preset="recommended"))
     arguments = parser.parse_args(argv)

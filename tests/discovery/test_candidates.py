@@ -49,7 +49,8 @@ def test_the_answer_that_is_kept(others, kept):
 def test_the_line_names_a_collapse_and_the_numbers_of_all():
     collapsed = candidate("trained", (100, 100), (100, 100), used=2)
     line = kept_line([FIRST, collapsed], keep([FIRST, collapsed]))
-    assert line.startswith("kept: the first answer, because training left categories empty, which is a collapse (")
+    why = "because training left categories empty, which is a collapse"
+    assert line.startswith(f"kept: the first answer, {why} (")
     assert "60 of 100 images of hidden categories" in line and "2 of 4 categories empty" in line
 
 

@@ -73,8 +73,7 @@ def test_it_opens_with_what_was_found(text):
     assert "Given 60 labelled images of 3 categories, 160 unlabelled images were sorted." in words
     # Of what, and how sure: the Wilson interval of 11 in 12 is 64.6 to 98.5 %.
     assert (
-        "right on known categories92 %11 of 12 held-out images; "
-        "likely 64 to 99 % of all such images" in words
+        "right on known categories92 %11 of 12 held-out images; likely 64 to 99 % of all such images" in words
     )
     assert (
         "8 categories (estimated; between 7 and 10 are likely): 5 new and 3 known with images below. "

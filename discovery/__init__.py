@@ -1,9 +1,8 @@
-"""Finding the categories in photographs that nobody has labelled.
+"""Discover the categories in unlabelled photographs.
 
-`discover(labelled, unlabelled, output)` finds them; `answers` are those that it compares, without a page.
-`refine(output, edits)` finds them again after the corrections of a person. `predict(run, images)` finds
-those of other images, and `export(run, file)` writes the network of a run to a file that torch alone can
-load.
+`discover(labelled, unlabelled, output)` does it; `answers` returns the answers it compares, without a page.
+`refine(output, edits)` makes a new answer from a person's corrections. `predict(run, images)` sorts other
+images, and `export(run, file)` writes the network of a run to a file that needs only torch.
 """
 
 import importlib
@@ -21,7 +20,7 @@ _HOMES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch only when something that needs it is asked for: the command line imports this package."""
+    """Import on first use: the command line imports this package, and torch takes seconds."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"eagc_ops.discovery.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -42,7 +42,7 @@ _MAP = "map.safetensors"
 
 
 class Answer(NamedTuple):
-    """Where an answer puts the images of a discovery."""
+    """The category of every image in an answer."""
 
     points: Tensor  # (N, d) of the unlabelled images: under the metric, or features of a trained network
     probabilities: Tensor  # (N, K) of them
@@ -51,10 +51,10 @@ class Answer(NamedTuple):
 
 
 class Story(NamedTuple):
-    """What is told of an answer beside its images: entries of categories.json."""
+    """What categories.json says about an answer, apart from its images."""
 
     answer: dict[str, Any]
-    method: str | None = None  # of the training that this answer comes from
+    method: str | None = None  # of the training behind this answer
     eagc: bool | None = None
     round: int = 0
     changes: dict[str, Any] | None = None
@@ -63,7 +63,7 @@ class Story(NamedTuple):
 
 
 def answer_of(found: FirstAnswer, features: Features) -> Answer:
-    """The answer of a clustering of `features.rows`."""
+    """The answer that follows from a clustering of `features.rows`."""
     count = len(features.labelled)
     held_out = spread(found.metric(features.held_out), found.sampled, found.shares)
     return Answer(found.points[count:], found.probabilities[count:], found.points[:count], held_out)
@@ -84,10 +84,10 @@ def write_answer(
     """Write all files of an answer; returns the content of categories.json.
 
     Args:
-        features: those that the answer was made of.
+        features: the features behind the answer.
         kept: the record that `eagc predict` and `eagc refine` read.
-        truth: the true classes of the unlabelled images, for those who know.
-        links: folder for links to the images, one folder for each category.
+        truth: the true classes of the unlabelled images, if known.
+        links: folder for links to the images, with one folder per category.
     """
     paths = listing.unlabelled_images
     found = find_categories(
@@ -146,9 +146,9 @@ def write_answer(
 
 
 def _map(output: Path, points: Tensor, stays: bool) -> tuple[Tensor, str]:
-    """The map of the points, which is kept: it takes longer than an answer.
+    """The map of the points. It is stored, because it takes longer than an answer.
 
-    If it `stays`, it is the one that is there: who corrects an answer finds every image where it was.
+    If it `stays`, use the stored one: after corrections, people find every image where it was.
     """
     file, digest = output / _MAP, tensor_digest({"points": points})
     if file.exists():
@@ -169,7 +169,7 @@ def _holdout(answer: Answer, features: Features) -> dict[str, Any] | None:
 
 
 def _scores(truth: Sequence[str] | None, listing: Listing, found: Found) -> dict[str, float | None] | None:
-    """All, Old and New where the truth is known."""
+    """All, Old and New, if the truth is known."""
     if truth is None:
         return None
     new = sorted({*truth} - {*listing.classes})
@@ -183,7 +183,7 @@ def _weights(config: Config) -> str:
 
 
 def _warnings(content: Mapping[str, Any], features: Features, kept: Clustering) -> list[str]:
-    """What the page must say aloud. The empty categories are its headline."""
+    """What the page must warn about. Empty categories are its headline."""
     said = []
     if content["weights"] == "random":
         said.append("The encoder has random weights, so the categories mean nothing. Use trained weights.")

@@ -1,4 +1,4 @@
-"""How a discovery was begun: discovery.json in its output folder. Reading it needs no torch."""
+"""How a discovery began: discovery.json in its output folder. Reading it needs no torch."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["BEGINNING", "Beginning", "check_answered"]
 
 BEGINNING = "discovery.json"
 VERSION = 1
-# What may be asked anew of the features that are there; the rest of the recipe belongs to training.
+# What may change with the same features; the rest of the recipe belongs to training.
 ENCODER = ("backbone", "image_size", "channels")
 
 
@@ -28,7 +28,7 @@ class Beginning:
 
     config: Config  # of the encoder, and of a training
     known: int  # classes
-    images: int  # labelled ones that are not held out, and unlabelled ones
+    images: int  # unlabelled ones, and labelled ones that are not held out
     labelled: int
     pixels: int
     channels: int
@@ -56,7 +56,7 @@ class Beginning:
             ) from error
 
     def with_changes(self, folder: Path, settings: dict[str, Any]) -> Config:
-        """The configuration with `settings`; one that the features do not have is refused."""
+        """The configuration with `settings`; settings that contradict the features are refused."""
         fixed = [
             name for name in ENCODER if name in settings and settings[name] != getattr(self.config, name)
         ]
@@ -69,7 +69,7 @@ class Beginning:
         return self.config.replace(**settings)
 
     def on_this_machine(self, changes: dict[str, Any]) -> Config:
-        """The configuration with settings of the machine alone, as for a prediction."""
+        """The configuration with changes that only concern the machine, as for a prediction."""
         return changed(self.config, changes)
 
 

@@ -1,11 +1,11 @@
-"""Answers that are compared, and the rule by which one of them is kept. It never sees the truth.
+"""The answers to compare, and the rule that keeps one of them. It never sees the truth.
 
-What is known of an answer are labelled images that nothing was fitted to, and a rehearsal: a third of the
-known classes plays novel, hidden from the clustering and from a shorter training too, and it is counted how
-many of their images are found together. These are some dozens of images, so a small difference says little.
+Two counts judge an answer: how many held-out labelled images it recognizes, and a rehearsal. There a third of
+the known classes plays novel, hidden from the clustering and from a shorter training, and we count how many
+of their images end up together. That is only some dozens of images, so a small difference means little.
 In the benchmark (`eagc bench discover --train`) the clustering of the trained features is the best answer
-nearly everywhere. It is kept, unless the counts speak for another by more than their standard error. An
-answer with empty categories is never preferred to one without.
+nearly everywhere. It is kept, unless the counts favour another by more than their standard error. An answer
+with more empty categories than the first one is never kept.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ __all__ = [
     "rehearsal_of",
 ]
 
-LEAST_KNOWN = 3  # classes, of which one plays novel and two stay
+LEAST_KNOWN = 3  # classes: one plays novel and two stay
 SHARE = 3  # one of so many known classes plays novel
-REHEARSAL_SHARE = 2  # the training of the rehearsal has one of so many epochs
+REHEARSAL_SHARE = 2  # the rehearsal trains for one epoch in so many
 USUAL = "trained-metric"
 NAMES = {
     "first": "first answer",
@@ -46,7 +46,7 @@ Count = tuple[int, int]  # right, images
 
 
 class Candidate(NamedTuple):
-    """An answer, and what is known of it."""
+    """An answer with its counts."""
 
     kind: str  # first, trained or trained-metric
     answer: Answer
@@ -63,7 +63,7 @@ class Candidate(NamedTuple):
 
     @property
     def empty(self) -> int:
-        """Categories without an unlabelled and without a labelled image."""
+        """Categories without any image, labelled or not."""
         members = torch.cat([self.features.labelled_class, self.assignment])
         return int((members.bincount(minlength=self.clustering.k) == 0).sum())
 
@@ -76,7 +76,7 @@ class Candidate(NamedTuple):
 
     @property
     def variance(self) -> float:
-        """Of the score, as that of two binomial shares."""
+        """The variance of the score, as of two binomial shares."""
         shares = [(right / images, images) for right, images in filter(None, (self.holdout, self.rehearsal))]
         return sum(p * (1 - p) / images for p, images in shares) / 4
 
@@ -109,7 +109,7 @@ class Rehearsal(NamedTuple):
 
 
 def hidden_classes(known: int) -> list[int]:
-    """The classes that play novel, always the same; none if there are too few."""
+    """The classes that play novel, always the same ones; none if there are too few."""
     if known < LEAST_KNOWN:
         return []
     order = torch.randperm(known, generator=torch.Generator().manual_seed(0)).tolist()
@@ -135,7 +135,7 @@ def found_together(assignment: Tensor, rehearsal: Rehearsal) -> Count:
     """How many images of hidden classes are in the cluster of their class: (right, images).
 
     `assignment` (M, ) or longer has the categories of the labelled images. Every hidden class is matched to
-    one category, and none to that of a visible class.
+    one category, never to a visible class's.
 
     >>> truth = torch.tensor([0, 1, 1, 2, 2])
     >>> rehearsal = Rehearsal([0], [1, 2], 1, torch.tensor([0, -1, -1, -1, -1]), truth)

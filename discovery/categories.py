@@ -1,8 +1,8 @@
-"""What was found in unlabelled images: the category of every image, how sure it is, and what is near.
+"""The result for unlabelled images: the category of every image, how sure it is, and its neighbours.
 
 An image belongs to the category with the highest probability. The center of a category is the mean direction
-of the features of its images, labelled ones included. How far an image may lie from it is learnt from the
-images themselves.
+of its images' features, labelled images included. The images themselves decide how far from the center an
+image may be.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ __all__ = [
 
 LEAST_MARGIN = 0.2
 FENCE = 3.0  # interquartile ranges above the third quartile: "far out" in Tukey's words
-ENOUGH = 20  # images whose quartiles mean something
+ENOUGH = 20  # images before quartiles mean something
 LEAST_SIZE = 3
-# Centers of two parts of one category, by the mean distance of its images: in a metric of many directions,
-# images are far from their own center, and different categories are not much farther apart than that.
+# How far apart the centers of two parts of one category are, in mean distances of its images: in a metric of
+# many directions, images are far from their own center, and other categories not much farther.
 NEAR = 0.5
 EXAMPLES = 12
 
@@ -62,13 +62,13 @@ class Categories(NamedTuple):
     limits: Tensor  # (K,) float32: images beyond this distance fit nowhere
 
     def write(self, file: Path) -> None:
-        """Keep them, to place other images later."""
+        """Write them, to place other images later."""
         tensors = {"centers": self.centers, "limits": self.limits}
         save_checkpoint(file, tensors, {"names": self.names, "known": self.known})
 
 
 class Placed(NamedTuple):
-    """N images in categories."""
+    """N images, placed in categories."""
 
     category: Tensor  # (N,) int64
     confidence: Tensor  # (N,) probability of the category
@@ -86,7 +86,7 @@ class Category(NamedTuple):
     labelled: int  # images with this label, corrected ones included; held-out ones are not
     doubtful: bool
     why: str  # it is doubtful
-    confidence: float  # mean; 0 without images
+    confidence: float  # mean over images; 0 without any
     nearest_known: tuple[str, float] | None  # another known category, and the cosine of the centers
     typical: list[int]  # nearest to the center first
     doubtful_images: list[int]  # least margin first
@@ -94,7 +94,7 @@ class Category(NamedTuple):
 
 
 class Found(NamedTuple):
-    """Everything that is known about the unlabelled images."""
+    """All results for the unlabelled images."""
 
     placed: Placed
     categories: Categories
@@ -102,7 +102,7 @@ class Found(NamedTuple):
 
 
 def read_categories(file: Path) -> Categories:
-    """What `Categories.write` kept."""
+    """Read what `Categories.write` wrote."""
     tensors, state = load_checkpoint(file)
     return Categories(**{**state, **tensors})
 
@@ -123,9 +123,9 @@ def find_categories(
         z, probabilities: (N, D) and (N, K) of the unlabelled images.
         labelled_z, label: (M, D) and (M,) of the labelled training images.
         known_names: names of the known classes; the other K - known classes are new.
-        named: names that new categories have already, by their number. One that looks like new-3 is no
-            person's.
-        corrected: (N,) bool, the images that a person has put into their category.
+        named: names that new categories have already, by their number. A name like new-3 was not given by a
+            person.
+        corrected: (N,) bool, the images whose category a person has chosen.
     """
     known, named = len(known_names), dict(named or {})
     category = probabilities.argmax(1)

@@ -1,18 +1,18 @@
 """How many categories are there? An estimate with a range, from frozen features and some labels.
 
-Rows are clustered as in the first answer (`first_answer`): in the metric that the labels teach, drawn towards
+Rows are clustered as in the first answer (`first_answer`): in the metric learned from labels, drawn towards
 their neighbours, labelled rows held to their class. Two criteria judge the clusterings into k categories:
 
-- their silhouette, in the squared distance of unit rows. It has a plateau, which is long where there are many
-  rows of a category or few labels: the first k that is nearly as good as the best;
-- their scatter: the mean squared distance of unlabelled rows from the mean of their cluster (n - 1), which
-  falls as k grows. It should be that of labelled rows that are clustered without their labels into their own
-  number of classes. For that half of the known classes play novel: their labels are hidden, from the metric
-  too. What is found so is too few, and is multiplied by a factor.
+- the silhouette, in squared distances of unit rows. It has a plateau, which is long with many rows per
+  category or few labels, so its guess is the first k that is nearly as good as the best;
+- the scatter: the mean squared distance of unlabelled rows from the mean of their cluster (n - 1), which
+  falls as k grows. Its guess is the k where it equals the scatter of labelled rows, clustered without their
+  labels into their true number of classes. For that, half of the known classes play novel: their labels are
+  hidden, from the metric too. The guess is too low and is multiplied by a factor.
 
-The estimate is the geometric mean of both, and the range reaches from it to a factor of 1.4 on both sides:
-docs/discover-benchmark.md says how often it holds the truth. There is no estimate where clusters are not
-apart, as in noise, or where the two criteria disagree.
+The estimate is the geometric mean of both, and the range extends it by a factor of 1.4 on both sides:
+docs/discover-benchmark.md says how often the range holds the truth. There is no estimate if clusters are not
+separate, as in noise, or if the two criteria disagree.
 """
 
 from __future__ import annotations
@@ -33,16 +33,16 @@ __all__ = ["KEstimate", "estimate_categories"]
 
 STEP = 1.12  # of the grid: neighbouring candidates differ by 12 %, or by one
 ITERATIONS = 30
-CHOICES = 4  # of the known classes that play novel
-KEPT = 0.4  # of the labels of the others
-SAMPLE = 6000  # rows that are clustered: of a larger set, so many are drawn
+CHOICES = 4  # how often other known classes play novel
+KEPT = 0.4  # share of the others' labels that stay
+SAMPLE = 6000  # rows to cluster; so many are drawn from a larger set
 # Chosen over data sets (docs/discover-benchmark.md)
-NEARLY = 0.98  # of the silhouette's peak: as good as that
-TOO_FEW = math.exp(0.3)  # what the scatter finds is to be multiplied by it
+NEARLY = 0.98  # of the silhouette's peak counts as the peak
+TOO_FEW = math.exp(0.3)  # the scatter's guess is multiplied by this
 LEAST_SILHOUETTE = 0.05  # of the peak: noise has 0.02, sketches of 50 kinds 0.1
 MOST_APART = 2.2  # the ratio of the two criteria
 MOST_RATIO = 2.0  # of the upper end of the range to the lower
-ENOUGH = 2.5  # times the larger of the two criteria: larger numbers are not tried
+ENOUGH = 2.5  # times the larger guess: the search stops there
 
 
 @dataclass(frozen=True)
@@ -82,14 +82,14 @@ def estimate_categories(
     seed: int = 0,
     say: Callable[[str], None] | None = None,
 ) -> KEstimate:
-    """The number of categories in `features` (N, D), of which the first `known` have labelled rows.
+    """The number of categories in `features` (N, D); the first `known` have labelled rows.
 
     Args:
-        label: (N,) int64, the class of a labelled row in 0 .. known - 1, -1 of an unlabelled one.
-        low: least number that is tried. Default: known, or 2.
-        high: largest number that is tried. Default: as many categories as there would be if each had half as
+        label: (N,) int64, the class of a labelled row in 0 .. known - 1, or -1 for an unlabelled row.
+        low: smallest number to try. Default: known, or 2.
+        high: largest number to try. Default: the number of categories if each had half as
             many rows as the labelled part of a known class, at most a third of the rows.
-        seed: of the first centres, of the classes that play novel and of the sample of large sets.
+        seed: for the first centres, the classes that play novel and the sample from large sets.
         say: called with a line about each step; None: silent.
     """
     say = say or (lambda _: None)
@@ -136,7 +136,7 @@ class _Point:
 
 
 class _Curve:
-    """The clusterings of one labelling of rows, each made when it is asked for."""
+    """The clusterings of one labelling of rows, each made on first use."""
 
     def __init__(self, rows: Tensor, label: Tensor, known: int, seed: int) -> None:
         self._rows, self._smooth, self._free = rows, smoothed(rows), label < 0
@@ -154,9 +154,9 @@ class _Curve:
 
 
 def _choices(label: Tensor, known: int, seed: int) -> Iterator[tuple[Tensor, int]]:
-    """The labels (N,) that are left when known classes play novel, renumbered, and of how many classes.
+    """The labels (N,) that remain when known classes play novel, renumbered, and their number of classes.
 
-    Half of the classes have no label left, the others on two of five of their labelled rows.
+    Half of the classes lose all labels, the others keep two in five.
     """
     if known < 2:
         return
@@ -193,7 +193,7 @@ def _bounds(label: Tensor, known: int, low: int | None, high: int | None) -> tup
 
 
 def _grid(low: int, high: int) -> list[int]:
-    """Whole numbers from `low` to `high`, both among them, each about 12 % above the one before.
+    """Whole numbers from `low` to `high`, both included, each about 12 % above the one before.
 
     >>> _grid(5, 20)
     [5, 6, 7, 8, 9, 10, 11, 13, 14, 16, 18, 20]
@@ -206,9 +206,9 @@ def _grid(low: int, high: int) -> list[int]:
 
 
 def _guesses(curve: _Curve, aim: float | None, grid: list[int]) -> list[float]:
-    """What the silhouette says and, if there is an `aim`, what the scatter says, times TOO_FEW.
+    """The silhouette's guess and, if there is an `aim`, the scatter's, times TOO_FEW.
 
-    Beyond the peak and the aim the grid is not followed to its end.
+    The search stops once it is beyond the peak and the aim.
     """
     silhouettes: dict[int, float] = {}
     scatters: dict[int, float] = {}
@@ -225,7 +225,7 @@ def _guesses(curve: _Curve, aim: float | None, grid: list[int]) -> list[float]:
 
 
 def _crossing(scatters: dict[int, float], aim: float) -> float:
-    """Where the scatter by k, in the order of k, falls to `aim`: between two k, a line in the logarithm.
+    """The k at which the scatter falls to `aim`; between two k it follows a line in the logarithm.
 
     >>> round(_crossing({4: 0.8, 8: 0.6, 16: 0.2}, 0.4), 1)
     11.3
@@ -244,8 +244,8 @@ def _crossing(scatters: dict[int, float], aim: float) -> float:
 def _silhouette(points: Tensor, labels: Tensor, k: int) -> float:
     """The mean silhouette of rows in squared distance: exact, and linear in their number.
 
-    The mean squared distance of a unit row x to the n rows of a cluster with mean m is 2 (1 - x m), and to
-    the other rows of its own n / (n - 1) times that.
+    The mean squared distance of a unit row x to the n rows of a cluster with mean m is 2 (1 - x m); to
+    the other rows of its own cluster it is n / (n - 1) times that.
     """
     member = F.one_hot(labels, k).to(points.dtype)
     size = member.sum(0)
@@ -260,7 +260,7 @@ def _silhouette(points: Tensor, labels: Tensor, k: int) -> float:
 
 
 def _scatter(points: Tensor, labels: Tensor, k: int) -> float:
-    """The squared distance of rows from the mean of their cluster, summed, by rows less clusters."""
+    """The summed squared distance of rows from their cluster's mean, over (rows - clusters)."""
     member = F.one_hot(labels, k).to(points.dtype)
     size = member.sum(0)
     means = (member.T @ points) / size.clamp_min(1)[:, None]

@@ -35,7 +35,7 @@ __all__ = [
 ASSIGNMENTS = ("path", "category", "kind", "confidence", "margin", "distance", "status")
 MAP = ("path", "x", "y")
 DIGITS = 4
-_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # what begins with one of these, a spreadsheet may compute
+_FORMULA = ("=", "+", "-", "@", "\t", "\r")  # a spreadsheet may compute what begins so
 
 
 def assignment_rows(paths: Sequence[str], placed: Placed, found: Categories) -> list[tuple[str, ...]]:
@@ -54,7 +54,7 @@ def assignment_rows(paths: Sequence[str], placed: Placed, found: Categories) -> 
 
 
 def quoted(name: str) -> str:
-    """The name of a category in a CSV file: an apostrophe stands before what a spreadsheet would compute.
+    """A category's name for a CSV file: an apostrophe goes before what a spreadsheet would compute.
 
     >>> quoted("=1+1"), quoted("'-x"), quoted("it's"), plain("'=1+1")
     ("'=1+1", "''-x", "it's", '=1+1')
@@ -68,7 +68,7 @@ def plain(name: str) -> str:
 
 
 def csv_text(header: Sequence[str], rows: Iterable[Sequence[str]]) -> bytes:
-    """A CSV file. A path whose bytes are no text is written with these bytes."""
+    """A CSV file. If the bytes of a path are not text, they are written as they are."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(header)
@@ -99,14 +99,12 @@ def write_json(file: Path, content: dict[str, Any]) -> None:
 
 
 def sort_into(folder: Path, rows: Iterable[Sequence[str]]) -> bool:
-    """Links to the images of assignment rows, one folder for each category; copies where no link can be made.
+    """Link the images of assignment rows into one folder per category; copy where links are impossible.
 
-    Returns whether all are links.
-
-    What was made here before is removed first, and nothing else.
+    Returns whether all are links. First removes what an earlier call made here, and nothing else.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    made = folder / LINKS  # the copies that were made, one name in a line
+    made = folder / LINKS  # the copies made here, one name per line
     _remove_made(folder, made)
     used: Counter[str] = Counter()  # how often a category has a file name already
     homes: dict[str, str] = {}
@@ -146,7 +144,7 @@ def _remove_made(folder: Path, made: Path) -> None:
 
 
 def _folder_name(name: str, taken: Iterable[str]) -> str:
-    """A name that a folder can have on any system, and that leads nowhere else.
+    """A folder name that is valid on any system and leads nowhere else.
 
     >>> _folder_name("grey heron", []), _folder_name("../a:b", []), _folder_name("Fox", ["fox"])
     ('grey heron', '_a_b', 'Fox-2')

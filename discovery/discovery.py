@@ -1,13 +1,12 @@
-"""Discover the categories in images nobody has labelled, given some labelled images of known categories.
+"""Discover the categories in unlabelled images, given labelled images of some of them.
 
 >>> from eagc_ops.discovery import discover
 >>> found = discover("photos/labelled", "photos/new", "found", holdout=0.2)  # doctest: +SKIP
 >>> [entry["name"] for entry in found["categories"] if entry["kind"] == "new"]  # doctest: +SKIP
 ['new-1', 'new-2', 'new-3']
 
-The features of all images are computed once; clustered, they give the first answer, whose files and page are
-written at once. No truth is needed and none is used: the labels of unlabelled images do not exist. Called
-again, it goes on where it stopped.
+The features of all images are computed once. Clustering them gives the first answer, with files and page. No
+truth is needed or used: unlabelled images have no labels. Called again, it continues where it stopped.
 """
 
 from __future__ import annotations
@@ -65,7 +64,7 @@ from eagc_ops.training.engine.run_folder import scores_text, writing
 __all__ = ["answers", "discover"]
 
 LARGEST_BATCH, LEAST_STEPS = 128, 4  # images; steps of an epoch
-# A trained step of one view in passes of it through a ViT of 12 blocks of which the last one is trained
+# What a training step costs per view, in passes through a ViT of 12 blocks with the last one trained
 TAIL_COST = 0.03
 LEAST_DIFFERENCE = 1e-5  # of features of unit norm: less is rounding
 LISTED = 20  # new categories that are printed
@@ -82,7 +81,7 @@ _KEPT_ROWS = "features.rows"  # features of a process that has not finished
 
 
 class Request(NamedTuple):
-    """What to discover in, and what to write."""
+    """The inputs of a discovery, and where to write."""
 
     labelled: Path
     unlabelled: Path
@@ -103,7 +102,7 @@ class Request(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """What decides which images are used."""
+        """The options that decide which images are used."""
         return {name: getattr(self, name) for name in ("holdout", "skip_unreadable", "drop_duplicates")}
 
 
@@ -128,20 +127,20 @@ def discover(
         labelled: folder with one folder of images for each known class.
         unlabelled: folder of images, at any depth, or a text file with one path per line.
         output: folder for features, assignments.csv, map.csv, categories.json and discovered.html. A
-            discovery that was begun there goes on; of a complete one the files are written again.
-        k: number of categories, known and new together; "8-15" or (8, 15): the estimate stays between them.
-            None: estimated.
-        holdout: share of the labelled images of every class that nothing is fitted to. They give the one
-            honest accuracy there is. 0: none. See `list_folders`.
+            discovery that was begun there continues; for a complete one the files are written again.
+        k: number of categories, known and new together; "8-15" or (8, 15): estimate it within these bounds.
+            None: estimate it.
+        holdout: share of the labelled images of every class to hold out. Nothing is fitted to them, so they
+            measure the accuracy. 0: none. See `list_folders`.
         skip_unreadable: leave out images that cannot be read, instead of an error that names them.
-        drop_duplicates: leave out unlabelled images that are labelled ones too.
-        truth: .csv with the columns path,class of all unlabelled images, for those who know; it is compared
-            with the result at the end, and nothing else.
-        sort_into: folder in which links to the unlabelled images are made, in one folder for each category.
-        train: after the first answer, train from it, and keep one of the answers by labelled images that
-            none has seen (see `candidates`). None: if there are such images, and this process is alone.
+        drop_duplicates: leave out unlabelled images that are also among the labelled ones.
+        truth: .csv with the columns path,class of all unlabelled images, if you know them; compared with
+            the result at the end and used for nothing else.
+        sort_into: folder for links to the unlabelled images, with one folder per category.
+        train: train from the first answer, and let labelled images that no answer has seen decide which one
+            to keep (see `candidates`). None: train if there are such images, in a single process.
         say: prints a line.
-        **settings: those of `Config`, such as backbone, weights, image_size and seed.
+        **settings: any of `Config`, such as backbone, weights, image_size and seed.
     """
     places = (None if place is None else Path(place) for place in (truth, sort_into))
     paths = (Path(labelled).expanduser(), Path(unlabelled).expanduser(), Path(output).expanduser())
@@ -196,12 +195,12 @@ def _alone(
 
 
 def _corrected(output: Path) -> bool:
-    """Whether edits.json has changes of the answer that stands there: another answer would lose them."""
+    """Whether edits.json changes the present answer: a new answer would lose these changes."""
     try:
         content, found = (_read_json(output / name) for name in (EDITS, CATEGORIES_JSON))
         changed = any(part for name, part in content.items() if name not in ("version", "discovery"))
         return changed and content["discovery"] == found["discovery"]
-    except (OSError, ValueError, KeyError, AttributeError):  # there is none, or it is of something else
+    except (OSError, ValueError, KeyError, AttributeError):  # no such file, or not of this answer
         return False
 
 
@@ -216,11 +215,11 @@ def _together(
     settings: dict[str, Any],
     processes: Processes,
 ) -> dict[str, Any]:
-    """The first answer by several processes; process 0 lists, says and writes."""
+    """The first answer by several processes; process 0 lists, prints and writes."""
     begun, content = None, None
     if processes.rank == 0:
         begun = _begun(request, asked, say, settings)
-    processes.told(None)  # the others find what it has begun
+    processes.told(None)  # the others read what it has begun
     if begun is None:
         say = _silent
         begun = _gone_on(request, asked, say, settings)
@@ -248,10 +247,10 @@ def answers(
     say: Callable[[str], None] = print,
     **settings: Any,
 ) -> tuple[list[Candidate], Candidate]:
-    """The answers that `discover` compares, and the one of them that it keeps; no page is written.
+    """The answers that `discover` compares, and the one it keeps; writes no page.
 
-    The rows of `Candidate.assignment` are the unlabelled images in the order of their paths, which are in
-    `output`/images.json. The arguments are those of `discover`.
+    The rows of `Candidate.assignment` are the unlabelled images, in the order of `output`/images.json. The
+    arguments are as in `discover`.
     """
     paths = (Path(labelled).expanduser(), Path(unlabelled).expanduser(), Path(output).expanduser())
     request = Request(*paths, holdout)
@@ -277,7 +276,7 @@ class Begun(NamedTuple):
 
 
 def _begun(request: Request, asked: Asked, say: Callable[[str], None], settings: dict[str, Any]) -> Begun:
-    """Begin a discovery, or go on with the one in the output folder. What is wrong leaves nothing there."""
+    """Begin a discovery, or continue the one in the output folder. An error leaves nothing there."""
     if (request.output / BEGINNING).exists():
         return _gone_on(request, asked, say, settings)
     check_new_folder(request.output, (IMAGES,))
@@ -356,7 +355,7 @@ def _config(request: Request, settings: dict[str, Any]) -> Config:
 
 
 def _for_so_many(config: Config, images: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that follow from the images, the epochs and the device, where nobody named them."""
+    """Settings that follow from the images, the epochs and the device, unless the user chose them."""
     follow: dict[str, Any] = {
         "batch_size": min(LARGEST_BATCH, max(2, images // LEAST_STEPS)),
         "precision": fast_precision(torch.device(device_of(config))),
@@ -387,7 +386,7 @@ def _features(
     say: Callable[[str], None],
     processes: Processes = ALONE,
 ) -> Features:
-    """The features of all images under the encoder as it came: computed once and kept in the folder."""
+    """The pretrained features of all images: computed once and kept in the folder."""
     beginning, listing, passes = begun
     of_part = f".{processes.rank}-of-{processes.count}" if processes.count > 1 else ""
     file, rows_file = request.output / FEATURES, request.output / f"{_KEPT_ROWS}{of_part}"
@@ -433,7 +432,7 @@ def _alike(rows: Tensor) -> bool:
 
 
 def _passes(beginning: Beginning) -> float:
-    """What a training with its rehearsal costs, in passes of an image through the encoder: roughly."""
+    """The rough cost of a training with its rehearsal, in passes of an image through the encoder."""
     config = beginning.config
     epochs = config.epochs * (1 + 1 / REHEARSAL_SHARE) + config.reference_epochs
     return beginning.images * (config.cache_views + 1 + TAIL_COST * 2 * epochs)
@@ -443,7 +442,7 @@ def _passes(beginning: Beginning) -> float:
 
 
 class First(NamedTuple):
-    """The first answer, and what a training begins from."""
+    """The first answer, and where a training starts."""
 
     candidate: Candidate
     categories: Tensor  # (M + N,) of labelled, then unlabelled images
@@ -458,7 +457,7 @@ def _first(
     say: Callable[[str], None],
     processes: Processes = ALONE,
 ) -> First:
-    """The first answer; with `rehearse` also that of the rehearsal, to compare it with a training."""
+    """The first answer; with `rehearse` also the rehearsal's, to compare it with a training."""
     known, seed = begun.beginning.known, begun.beginning.config.seed
     start = time.perf_counter()
     number = processes.told(asked.of(features, known, seed) if processes.rank == 0 else None)
@@ -519,7 +518,7 @@ def _written(
     truth: list[str] | None,
     say: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Write the answer that is kept of the candidates. `training`: done, stopped, or one of `SENTENCES`."""
+    """Write the candidate that is kept. `training`: done, stopped, or a key of `SENTENCES`."""
     kept = keep(candidates)
     trained = kept.kind != "first"
     if training in SENTENCES:
@@ -563,7 +562,7 @@ def duration(seconds: float) -> str:
 
 
 def _truth(request: Request, listing: Listing) -> list[str] | None:
-    """The true classes of the unlabelled images, in their order, if there is a file with them."""
+    """The true classes of the unlabelled images, in their order, if there is a file."""
     file = request.truth
     if file is None:
         return None
@@ -589,7 +588,7 @@ def _truth(request: Request, listing: Listing) -> list[str] | None:
 
 
 def _summary(content: dict[str, Any], request: Request) -> list[str]:
-    """What was found, in lines."""
+    """The result, in lines."""
     entries, images = content["categories"], content["images"]
     new = [entry for entry in entries if entry["kind"] == "new"]
     doubtful = sum(entry["doubtful"] for entry in new)

@@ -1,4 +1,4 @@
-"""What a person changed on the page of a discovery: edits.json, read and checked. Nothing here needs torch.
+"""Read and check edits.json, a person's changes on the page of a discovery. Nothing here needs torch.
 
 >>> categories = [{"name": "cat", "kind": "known"}, {"name": "new-1", "kind": "new"}]
 >>> found = {"discovery": "3f2a", "categories": categories}
@@ -42,7 +42,7 @@ class Edits:
 
 
 def read_edits(file: Path, found: Mapping[str, Any], paths: Collection[str]) -> Edits:
-    """The edits in `file`, of the answer that `found` and `paths` are of: see `checked_edits`."""
+    """The edits in `file`, made to the answer in `found` and `paths`: see `checked_edits`."""
     readable_file("EDITS", file, "save edits.json on the page, or run `eagc open`")
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
@@ -52,11 +52,11 @@ def read_edits(file: Path, found: Mapping[str, Any], paths: Collection[str]) -> 
 
 
 def checked_edits(content: Any, found: Mapping[str, Any], paths: Collection[str], file: str = EDITS) -> Edits:
-    """The edits in the content of a file. An error is one line that names the field and the remedy.
+    """Check the content of a file. An error is one line that names the field and the remedy.
 
     Args:
         found: the content of categories.json.
-        paths: of the unlabelled images, as assignments.csv has them.
+        paths: the unlabelled images, as in assignments.csv.
     """
     if not isinstance(content, dict) or content.get("version") != VERSION:
         raise PlaceError(f"{file}, version: must be {VERSION}; save the file on the page again")
@@ -87,7 +87,7 @@ def checked_edits(content: Any, found: Mapping[str, Any], paths: Collection[str]
 
 
 def same_name(name: str) -> str:
-    """What two names share that are one to people."""
+    """A key that is equal for names that people read as the same."""
     return " ".join(name.split()).casefold()
 
 
@@ -131,7 +131,7 @@ def _check_names(edits: Edits, kinds: Mapping[str, str], file: str) -> None:
 
 
 def _check_agreement(edits: Edits, file: str) -> None:
-    """No category may be two of dissolved, split, merged or named that exclude each other."""
+    """Refuse edits of a category that exclude each other: dissolved, split, merged, named."""
     merged = {name for group in edits.merge for name in group}
     for name in edits.not_one_category:
         for entry, others in (("names", edits.names), ("split", edits.split), ("merge", merged)):

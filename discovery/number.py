@@ -14,7 +14,7 @@ __all__ = ["Asked", "Number", "asked_for"]
 
 
 class Number(NamedTuple):
-    """K, and how it was found."""
+    """K, and where it comes from."""
 
     k: int
     estimated: bool
@@ -23,13 +23,13 @@ class Number(NamedTuple):
 
 
 class Asked(NamedTuple):
-    """What was asked for: K itself if both are equal; None: no bound."""
+    """The user's bounds on K: K itself if both are equal; None: no bound."""
 
     low: int | None = None
     high: int | None = None
 
     def check(self, known: int, images: int) -> None:
-        """Refuse numbers that `known` classes and so many images rule out."""
+        """Refuse numbers below the `known` classes or above the images."""
         for value in self:
             if value is not None and value < known:
                 raise ConfigError(f"k must be >= {known}, the number of known classes, got {value}", "k")
@@ -60,7 +60,7 @@ class Asked(NamedTuple):
 
 
 def asked_for(k: int | str | tuple[int, int] | None) -> Asked:
-    """What a number, a range or nothing asks for.
+    """Read a number, a range or nothing.
 
     >>> asked_for(14), asked_for("8-15"), asked_for(None)
     (Asked(low=14, high=14), Asked(low=8, high=15), Asked(low=None, high=None))

@@ -1,9 +1,9 @@
-"""The page `discovered.html`: what was found in images that nobody had labelled.
+"""The page `discovered.html`: the categories found in unlabelled images.
 
 It opens with a sentence, then shows a card for each category and a map of all images, and lets people name,
-merge, split and move what they see. It is made from the files that `eagc discover` writes, assignments.csv,
-map.csv and categories.json, and from the images that they name. Thumbnails lie beside it, in
-`discovered_files`, as sheets that the browser loads when they are seen.
+merge, split and move what they see. It is made from the files of `eagc discover` (assignments.csv, map.csv,
+categories.json) and the images they list. Thumbnails are beside it in `discovered_files`, as sheets that the
+browser loads when they come into view.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ STATUSES = ("clear", "doubtful", "nowhere", "corrected")
 
 
 class _Row(NamedTuple):
-    """An unlabelled image, as assignments.csv and map.csv have it."""
+    """An unlabelled image, from assignments.csv and map.csv."""
 
     path: str
     category: str
@@ -73,7 +73,7 @@ def write_page(folder: str | Path, progress: bool = False) -> Path:
         for number, start in enumerate(range(0, len(rows), COLUMNS * ROWS)):
             paths = [row.path for row in rows[start : start + COLUMNS * ROWS]]
             sheets.write(f"map-{number:04}.webp", paths, side, COLUMNS)
-    size = secrets.token_hex(16)  # stands for the size of the page, which is known when the page is
+    size = secrets.token_hex(16)  # placeholder for the page's size, known only when the page is written
     values = {
         "title": "What was found",
         "heading": _unbroken(headline(found)),
@@ -106,7 +106,7 @@ def write_page(folder: str | Path, progress: bool = False) -> Path:
 
 
 def image_paths(folder: str | Path) -> list[str]:
-    """The files of the images of a discovery, in the order in which its page numbers them."""
+    """The image files of a discovery, in the order of the numbers on its page."""
     folder = Path(folder)
     found = _found(folder)
     links = _Links(folder, found["unlabelled"])
@@ -129,14 +129,14 @@ def _accuracy(holdout: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _short(text: str) -> str:
-    """A share in the large letters of a narrow box."""
+    """A share, short enough for a narrow box in large letters."""
     return _unbroken(
         text.replace("less than ", "<\N{NO-BREAK SPACE}").replace("more than ", ">\N{NO-BREAK SPACE}")
     )
 
 
 def _unbroken(text: str) -> str:
-    """Numbers stay on the line of their unit."""
+    """Keep numbers on one line with their unit."""
     return text.replace(" %", "\N{NO-BREAK SPACE}%").replace("than ", "than\N{NO-BREAK SPACE}")
 
 
@@ -144,7 +144,7 @@ def _unbroken(text: str) -> str:
 
 
 def _found(folder: Path) -> dict[str, Any]:
-    """categories.json, its categories in the order of the page."""
+    """categories.json, with categories in the order of the page."""
     # A score that does not exist may stand as NaN.
     text = (folder / "categories.json").read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
@@ -153,14 +153,14 @@ def _found(folder: Path) -> dict[str, Any]:
 
 
 def _importance(category: Mapping[str, Any]) -> tuple[bool, bool, int]:
-    """New categories first, the largest of them first, and those without an image last."""
+    """New categories first, by size; categories without an image last."""
     return not category["size"], category["kind"] != "new", -category["size"]
 
 
 def _rows(folder: Path, found: Mapping[str, Any]) -> list[_Row]:
-    """The images, those of a category together, in the order of the categories: they share sheets.
+    """The images, grouped by category so that these share sheets, in the order of the categories.
 
-    In a category, the most typical one comes first.
+    Within a category, the most typical image comes first.
     """
     order = {category["name"]: number for number, category in enumerate(found["categories"])}
     places = {line["path"]: line for line in _lines(folder / "map.csv")}
@@ -185,7 +185,7 @@ def _lines(file: Path) -> Iterator[dict[str, str]]:
 class _Links:
     """Images as files, and as links from the page: relative ones, so that page and images move together.
 
-    A path that is not absolute lies inside the folder of unlabelled images, or else inside that of the page.
+    A relative path is inside the folder of unlabelled images, or else inside the page's folder.
     """
 
     def __init__(self, folder: Path, unlabelled: str) -> None:
@@ -227,7 +227,7 @@ def _data(
     links: _Links,
     side: int,
 ) -> dict[str, Any]:
-    """The data for the script: columns of whole numbers, and links and paths that share their beginning."""
+    """The data for the script: columns of whole numbers; links and paths without their common beginning."""
     urls = [links.url(row.path) for row in rows]
     base = f"{os.path.commonpath(map(os.path.dirname, urls))}/" if urls else ""
     base = "" if base == "/" else base
@@ -259,6 +259,6 @@ def _data(
 
 
 def _shares(values: Sequence[float]) -> list[float]:
-    """From 0 at the least value to 1 at the greatest."""
+    """Scale to 0 at the least value and 1 at the greatest."""
     low, high = min(values, default=0.0), max(values, default=0.0)
     return [(value - low) / ((high - low) or 1.0) for value in values]

@@ -1,6 +1,6 @@
-"""The folders that a discovery reads and writes, checked before anything is read. Nothing here needs torch.
+"""Check the folders of a discovery before anything is read. Nothing here needs torch.
 
-Also the names of what it keeps in its output folder.
+Also the names of the files in its output folder.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _WHICH = "name a folder of images, or a text file with one path per line"
 
 
 def check_two_folders(labelled: Path, unlabelled: Path, output: Path | None = None) -> None:
-    """Check two folders that must lie apart from one another, and `output` in neither of them."""
+    """Check that neither folder is inside the other, and that `output` is in neither."""
     what = f"labelled folder {labelled}"
     readable_folder(
         "labelled folder", labelled, "name a folder that holds one folder of images for each known class"
@@ -54,9 +54,9 @@ def check_two_folders(labelled: Path, unlabelled: Path, output: Path | None = No
 
 
 def check_links(folder: Path, labelled: Path, unlabelled: Path, output: Path) -> None:
-    """Check that links may be made in `folder`: a new or empty one, or one that was made for links before.
+    """Check that links may be made in `folder`: it must be new, empty, or made for links before.
 
-    Links of before are removed from all of its folders, so those of the `output` must not be among them.
+    Earlier links in all of its folders are removed, so the `output`'s folders must not be among them.
     """
     _check_apart("sort_into", folder, labelled, unlabelled)
     if _real(folder) in (_real(output), *_real(output).parents):
@@ -79,5 +79,5 @@ def _check_apart(what: str, folder: Path, labelled: Path, unlabelled: Path) -> N
 
 
 def _real(path: Path) -> Path:
-    """The path without links; a loop of links, which `Path.resolve` does not forgive, stays."""
+    """The path with links resolved; a loop of links, where `Path.resolve` fails, stays."""
     return Path(os.path.realpath(path))

@@ -1,4 +1,4 @@
-"""Trained runs on other images: their categories, and the network as a file that needs torch alone.
+"""Trained runs on other images: their categories, and the network as a file that needs only torch.
 
 >>> header, rows = predict("found", ["photos/today"])  # doctest: +SKIP
 >>> export("found", "model.pt2")  # doctest: +SKIP
@@ -40,13 +40,13 @@ def predict(
 ) -> tuple[Row, list[Row]]:
     """The header and the rows of a table: one row for every image, in the order of `images`.
 
-    The columns are those of assignments.csv. A run that is no discovery has no distance and no status; its
-    categories are the names of class folders (new-1, ... for the other clusters), or the number of the class
-    where classes have no folders.
+    The columns are those of assignments.csv. A run that is not a discovery has no distance and no status; its
+    categories are the names of class folders (new-1, ... for the other clusters), or class numbers if the
+    data set has no folders.
 
     Args:
         run: folder of a complete run, of any method.
-        images: files, folders, and lists of paths (`@list.txt`), see `find_images`.
+        images: files, folders and lists of paths (`@list.txt`), see `find_images`.
         skip_unreadable: leave out images that cannot be read, instead of an error that names them.
         progress: show bars.
         **changes: settings of the machine, such as weights, device and workers.
@@ -71,8 +71,7 @@ def predict(
 
 
 def find_images(images: Iterable[str | Path]) -> list[str]:
-    """Absolute paths of files, of all images below folders, and of the lines of lists, named as
-    `@list.txt`."""
+    """Absolute paths of files, of all images below folders, and of the lines of lists (`@list.txt`)."""
     paths: list[str] = []
     for word in map(str, images):
         if word.startswith("@"):
@@ -95,9 +94,9 @@ def find_images(images: Iterable[str | Path]) -> list[str]:
 def export(run: str | Path, file: str | Path, **changes: Any) -> None:
     """Write the network of a complete run to `file`, for `torch.export.load`.
 
-    Its input is a batch of images (B, C, H, W), any B >= 1, float32 under the test transform; its output are
-    the scores (B, K): cosine logits, or negative distances to the clusters (SelEx). The largest wins. The
-    file "eagc.json" inside of it has sizes, normalization, temperature and names.
+    The network maps images (B, C, H, W), any B >= 1, float32 under the test transform, to scores (B, K):
+    cosine logits, or negative distances to the clusters (SelEx). The largest wins. The file "eagc.json" in
+    it has sizes, normalization, temperature and names.
     """
     predictor = predictor_of(run, **{**changes, "device": "cpu"})
     module, pixels = predictor.network, predictor.pixels

@@ -1,7 +1,7 @@
-"""A trained run or a discovery as a function of images: scores of every class, and what they come from.
+"""A trained run or a discovery as a function of images: the scores of every class, and the features.
 
 No data set is opened, so the images of the run may be gone. Only SelEx needs them, once: its scores are
-distances to the centers of a k-means over the training images, which is then kept in the run folder.
+distances to the centers of a k-means over the training images, which the run folder then keeps.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-LEAST_SHARE = 1e-9  # of the votes: a logarithm must be finite
+LEAST_SHARE = 1e-9  # of the votes, so that the logarithm is finite
 
 
 class Predictions(NamedTuple):
@@ -96,7 +96,7 @@ class MetricScores(nn.Module):
         return self.scores(self.points(images))
 
     def points(self, images: Tensor) -> Tensor:
-        """(B, d) float32, unit norm: `LabelMetric` in a form that can be exported."""
+        """(B, d) float32, unit norm: `LabelMetric` in an exportable form."""
         z = self.encoder.student(self.encoder.trunk(images)).float()
         with without_autocast(z.device):
             return F.normalize((F.normalize(z, dim=1) - self.mean) @ self.matrix, dim=1)
@@ -107,7 +107,7 @@ class MetricScores(nn.Module):
 
 
 class VotedScores(MetricScores):
-    """Images (B, C, H, W) -> logarithms (B, K) of the shares of votes, by the points next to them."""
+    """Images (B, C, H, W) -> logarithms (B, K) of the shares of their neighbours' votes."""
 
     temperature = 1.0
     sampled: Tensor
@@ -120,7 +120,7 @@ class VotedScores(MetricScores):
         self.register_buffer("shares", kept.shares)
 
     def scores(self, points: Tensor) -> Tensor:
-        # In 16 bits an image would often not be the nearest one of itself.
+        # In 16 bits an image would often not be its own nearest neighbour.
         with without_autocast(points.device):
             return spread_at_once(points, self.sampled, self.shares).clamp_min(LEAST_SHARE).log()
 
@@ -130,10 +130,10 @@ class Predictor:
 
     Attributes:
         network: on its device, frozen.
-        config: of the run, or of the discovery.
+        config: of the run or the discovery.
         kind: the method of a run, or the kind of a clustering.
         known, classes, pixels, channels: sizes.
-        known_names: of the known classes by label, where they are folders.
+        known_names: names of the known classes by label, if they are folders.
     """
 
     def __init__(
@@ -165,7 +165,7 @@ class Predictor:
 
 
 def predictor_of(path: str | Path, **changes: Any) -> Predictor:
-    """That of a discovery's kept answer, or of a run. `changes` may only touch settings of the machine."""
+    """The predictor of a discovery's kept answer, or of a run. `changes` may only concern the machine."""
     if not (Path(path) / BEGINNING).exists():
         return run_predictor(path, **changes)
     path = Path(path)
@@ -187,7 +187,7 @@ def predictor_of(path: str | Path, **changes: Any) -> Predictor:
 
 
 def check_same_encoder(path: Path, beginning: Beginning, encoder: AnchoredEncoder) -> None:
-    """Refuse weights that are not those of the features."""
+    """Refuse other weights than those behind the features."""
     if encoder_fingerprint(encoder) != beginning.encoder:
         raise ConfigError(
             f"{path} was made with different weights of {beginning.config.backbone}: pass weights with the "
@@ -196,7 +196,7 @@ def check_same_encoder(path: Path, beginning: Beginning, encoder: AnchoredEncode
 
 
 def run_predictor(path: str | Path, **changes: Any) -> Predictor:
-    """That of the last weights of a complete run. `changes` may only touch settings of the machine."""
+    """The predictor of a complete run's last weights. `changes` may only concern the machine."""
     folder = RunFolder.open(path)
     config = changed(folder.config, changes)
     if folder.result() is None:
@@ -230,7 +230,7 @@ class _Facts(NamedTuple):
 def _fitted(
     folder: RunFolder, config: Config, student: Student, weights: Mapping[str, Tensor]
 ) -> dict[str, Tensor]:
-    """What the method's scores need, from the run folder, or from the training images."""
+    """What the method's scores need, from the run folder or from the training images."""
     if type(student.method).fit_scores is Method.fit_scores:
         return {}
     file, state = folder.path / "scores.safetensors", {"weights": tensor_digest(weights)}

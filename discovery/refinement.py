@@ -1,4 +1,4 @@
-"""`eagc refine` and the folders of `eagc open`: the corrections of a person, in the folder of a discovery.
+"""`eagc refine` and the folders of `eagc open`: apply a person's corrections in a discovery's folder.
 
 >>> from eagc_ops.discovery import refine
 >>> found = refine("found", "edits.json")  # doctest: +SKIP
@@ -38,9 +38,9 @@ VERSION = 2  # of categories.json
 
 
 def refine(folder: str | Path, edits: str | Path, *, say: Callable[[str], None] = print) -> dict[str, Any]:
-    """Make another answer from the corrections in the file `edits`; returns the content of categories.json.
+    """Make a new answer from the corrections in the file `edits`; returns the content of categories.json.
 
-    Nothing is trained and no image is read by the encoder: the features of the discovery are there.
+    It trains nothing and encodes no image: it uses the features of the discovery.
     """
     folder, edits = Path(folder), Path(edits)
     with writing(folder):
@@ -130,7 +130,7 @@ def _found(folder: Path) -> dict[str, Any]:
 
 
 def _present(folder: Path, found: Mapping[str, Any], listing: Listing) -> Present:
-    """The answer in a folder, its images in the order of the listing."""
+    """The answer in a folder, with images in the order of the listing."""
     new = [category for category in found["categories"] if category["kind"] == "new"]
     names = [*listing.classes, *(category["name"] for category in new)]
     number = {name: i for i, name in enumerate(names)}
@@ -148,14 +148,14 @@ def _present(folder: Path, found: Mapping[str, Any], listing: Listing) -> Presen
 
 
 def _points(kept: Clustering, features: Features) -> Tensor:
-    """The unlabelled images where the present answer has them."""
+    """The points of the unlabelled images in the present answer."""
     if kept.metric is None:
         return F.normalize(features.unlabelled, dim=1)
     return kept.metric(features.unlabelled)
 
 
 def sorted_folders(folder: Path, target: Path) -> str:
-    """Make folders of links, one for each category of the answer and edits.json; returns what to say."""
+    """Make a folder of links for each category, by the answer and edits.json; returns the message."""
     found, listing = _found(folder), Listing.read(folder / IMAGES)
     paths, present = listing.unlabelled_images, _present(folder, found, listing)
     file = folder / EDITS

@@ -1,9 +1,9 @@
-"""Another answer from the corrections of a person: what they said holds, and the rest is sorted anew.
+"""A new answer from a person's corrections: these hold, and the other images are sorted again.
 
-`edited` turns the edits of an answer into a start: which categories there are now, where each image stands,
-and which images a person has put there. `refined` sorts the other images again. The categories of the start
-keep their places and names, so nothing has to be matched. A category that has a person's name is never lost:
-its most typical images teach the metric as labelled ones do, and stay.
+`edited` turns the edits of an answer into a start: the present categories, the category of each image,
+and which images a person has placed. `refined` sorts the other images again. The categories of the start
+keep their places and names, so nothing has to be matched. A category that a person named is never lost:
+its most typical images stay, and teach the metric as labelled ones do.
 
 >>> nothing = torch.zeros(4, dtype=torch.bool)
 >>> present = Present(["cat", "new-1", "new-2"], 1, torch.tensor([0, 1, 1, 2]), nothing)
@@ -37,8 +37,8 @@ from eagc_ops.training.analysis.first_answer import (
 
 __all__ = ["Present", "Refined", "Start", "changes_between", "edited", "refined"]
 
-STAYS = 0.1  # what the category of now adds to the probabilities: few images move without a reason
-TYPICAL = 5  # images of a named category that serve as labelled ones, so that it is not lost
+STAYS = 0.1  # bonus for the present category, so that few images move without a reason
+TYPICAL = 5  # images of a named category that count as labelled, so that it is not lost
 
 
 class Present(NamedTuple):
@@ -52,19 +52,19 @@ class Present(NamedTuple):
 
 
 class Start(NamedTuple):
-    """What the edits ask for."""
+    """The state after the edits."""
 
     names: list[str]  # K of them, the known ones first
     known: int
     category: Tensor  # (N,) int64; -1 of an image whose category was dissolved
     fixed: Tensor  # (N,) bool: a person has put the image there, now or before
     named: frozenset[str]
-    called: list[str]  # the names of now of the categories of before
+    called: list[str]  # the present names of the earlier categories
     changes: dict[str, Any]  # the part of `changes` in categories.json that the edits decide
 
 
 class Refined(NamedTuple):
-    """The answer to a start. Rows are those of the features."""
+    """The answer to a start, with the rows of the features."""
 
     names: list[str]  # of the categories that are left
     category: Tensor  # (N,) int64 of the unlabelled images
@@ -80,11 +80,11 @@ class Refined(NamedTuple):
 def edited(
     present: Present, edits: Edits, paths: Sequence[str], points: Tensor | None = None, seed: int = 0
 ) -> Start:
-    """The start that checked `edits` make of the present answer.
+    """Apply checked `edits` to the present answer.
 
     Args:
-        paths: N of them, of the unlabelled images.
-        points: (N, d) of unit norm, which decide how a category is split; None: none is.
+        paths: the N unlabelled images.
+        points: (N, d) of unit norm, which decide how to split a category; None: no category is split.
     """
     present = _with_made(present, edits)
     gone = {present.names.index(name) for name in edits.not_one_category}
@@ -105,7 +105,7 @@ def edited(
         for i in members:
             called[i] = name
     category = number[present.category]
-    fixed = present.corrected & (category >= 0)  # what was said of a category that is none is void
+    fixed = present.corrected & (category >= 0)  # corrections to a dissolved category do not count
     place = {same_name(name): i for i, name in enumerate(names)}
     place |= {same_name(name): int(number[i]) for i, name in enumerate(present.names) if number[i] >= 0}
     index, confirmed = {path: i for i, path in enumerate(paths)}, 0
@@ -136,7 +136,7 @@ def _clean(name: str) -> str:
 
 
 def _with_made(present: Present, edits: Edits) -> Present:
-    """The present answer with the categories, still without images, that moves to new names make."""
+    """The present answer plus the categories, still empty, that moves to new names create."""
     there = {same_name(name) for name in (*present.names, *edits.names.values())}
     made = {same_name(to): _clean(to) for to in reversed(edits.move.values()) if same_name(to) not in there}
     fresh = list(reversed(made.values()))
@@ -144,7 +144,7 @@ def _with_made(present: Present, edits: Edits) -> Present:
 
 
 def _groups(present: Present, edits: Edits) -> list[list[int]]:
-    """Categories that are one, known ones first; a single category is a group of its own."""
+    """Groups of merged categories, known ones first; every other category is its own group."""
     number = {same_name(name): i for i, name in enumerate(present.names)}
     together: list[set[int]] = [{i} for i in range(len(present.names))]
 
@@ -169,7 +169,7 @@ def _groups(present: Present, edits: Edits) -> list[list[int]]:
 
 
 def _name(present: Present, edits: Edits, members: Sequence[int]) -> tuple[str, bool]:
-    """The name of a group, and whether a person gave it to a new category."""
+    """The name of a group, and whether a person named this new category."""
     if members[0] < present.known:
         return present.names[members[0]], False
     own = [present.names[i] for i in members]
@@ -193,7 +193,7 @@ def _split(
 ) -> None:
     """Put the images of a category into parts, in place: `whole`, `first`, `first` + 1, ...
 
-    Images that a person put into it stay; else the largest part does.
+    Images that a person put there stay; if there are none, the largest part stays.
     """
     own = (category == whole).nonzero().flatten()
     parts = min(parts, len(own))
@@ -221,15 +221,15 @@ def refined(
     *,
     seed: int = 0,
 ) -> Refined:
-    """Sort the images anew that no person has put anywhere.
+    """Sort the images again that no person has placed.
 
-    As in `first_answer`, several views of the rows are clustered, here from the categories of the start; the
-    mean of their probabilities decides, with a little for the category of the start. Categories that nobody
-    named and that lose all images are left out.
+    As in `first_answer`, several views of the rows are clustered, here from the categories of the start. The
+    mean of their probabilities decides, with a small bonus for the category of the start. Unnamed categories
+    that lose all images are left out.
 
     Args:
         features: (M + N, D) of labelled, then unlabelled images.
-        label: (M + N,) int64, the class of a labelled row, -1 of an unlabelled one.
+        label: (M + N,) int64, the class of a labelled row, -1 for an unlabelled row.
     """
     k, free = len(start.names), label < 0
     own = label.clone()
@@ -268,7 +268,7 @@ def refined(
 
 
 def _with_typical(points: Tensor, own: Tensor, now: Tensor, start: Start) -> Tensor:
-    """`own` with the most typical images of named categories, which a person has seen with that name."""
+    """`own` plus the most typical images of named categories, which a person has seen under that name."""
     taught = own.clone()
     centres, _ = mean_directions(points, now, len(start.names))
     for k, name in enumerate(start.names):

@@ -1,7 +1,7 @@
-"""Sample pictures for a first try: drawn characters as image files, of which some are labelled.
+"""Sample pictures for a first try: drawn characters as image files, some of them labelled.
 
-They are those of the data set `glyphs`, so they need no download, and the encoder that comes along knows how
-to look at them: it has learned from other characters.
+They come from the data set `glyphs`, so they need no download, and the bundled encoder suits them: it has
+learned from other characters.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["SETTINGS", "SamplePictures", "write_sample_pictures"]
 CATEGORIES, KNOWN = 12, 6  # characters, and how many of them are labelled
 LABELLED, UNLABELLED = 15, 25  # pictures of a labelled character; and of every character
 STRENGTH = 0.7  # of the deformations, as in the data set
-SCALE = 4  # files are larger than the drawings: people look at them
+SCALE = 4  # files are larger than the drawings, for people to look at
 # How `eagc discover` reads them
 SETTINGS = {"backbone": "vit_glyphs", "channels": 1, "image_size": 32, "flip": False}
 
@@ -39,7 +39,7 @@ class SamplePictures(NamedTuple):
 
 
 def write_sample_pictures(home: Path) -> SamplePictures:
-    """Draw the pictures into `home`/pictures; if they are there already, they are left as they are."""
+    """Draw the pictures into `home`/pictures, unless they are there already."""
     folder = home / "pictures"
     sample = SamplePictures(folder / "labelled", folder / "new", folder / "truth.csv")
     if sample.truth.exists():  # written last
@@ -58,7 +58,7 @@ def write_sample_pictures(home: Path) -> SamplePictures:
         (sample.labelled / name).mkdir(parents=True)
         for i, drawing in enumerate(own[:LABELLED], 1):
             _write(drawing, sample.labelled / name / f"{i}.png")
-    # In an order that says nothing
+    # Shuffled, so that file names give nothing away
     order = np.random.default_rng(0).permutation(CATEGORIES * UNLABELLED)
     rows = [("path", "class")]
     for i, number in enumerate(order.tolist(), 1):

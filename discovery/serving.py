@@ -1,9 +1,9 @@
 """`eagc open`: a small server that lets the page of a discovery save, refine and sort.
 
-It listens on the loopback address alone, and only for those who know its token, which is the first part of
-every address. It gives out the page, its thumbnails and the images that the page shows, each by its number:
-no address is a path, so none leads elsewhere. It writes edits.json and what `eagc refine` writes, and folders
-of links; the images themselves are only read.
+It listens only on the loopback address, and only answers requests whose address begins with its token. It
+serves the page, its thumbnails and the images on the page, each by its number: no address is a path, so none
+leads elsewhere. It writes edits.json, what `eagc refine` writes, and folders of links; it only reads the
+images.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def hosts(self) -> tuple[str, str]:
-        """What a browser on this machine calls the server."""
+        """The names under which a browser on this machine reaches the server."""
         return f"{ADDRESS}:{self.server_port}", f"localhost:{self.server_port}"
 
     @property
@@ -63,7 +63,7 @@ class PageServer(ThreadingHTTPServer):
         return f"http://{self.hosts[0]}/{self.token}/"
 
     def image(self, number: int) -> str | None:
-        """The file of an image, by its number on the page of now."""
+        """The file of an image, by its number on the present page."""
         state = (self.folder / PAGE).stat()
         stamp = (state.st_mtime_ns, state.st_size)
         if self._images is None or self._images[0] != stamp:
@@ -73,7 +73,7 @@ class PageServer(ThreadingHTTPServer):
 
     @property
     def discovery(self) -> str:
-        """Which answer the folder holds now."""
+        """The identity of the answer in the folder."""
         found = json.loads((self.folder / "categories.json").read_text(encoding="utf-8"))
         return str(found.get("discovery", ""))
 
@@ -138,7 +138,7 @@ class _Handler(BaseHTTPRequestHandler):
         with self.server.writing:
             try:
                 text = acts[name](self.server.folder)
-            except (ValueError, OSError) as error:  # as the command line says them, in one line
+            except (ValueError, OSError) as error:  # in one line, as on the command line
                 self._answer(HTTPStatus.CONFLICT, str(error))
                 return
         self._answer(HTTPStatus.OK, text)
@@ -146,9 +146,9 @@ class _Handler(BaseHTTPRequestHandler):
     # Who asks, and for what
 
     def _asked(self) -> str | None:
-        """What is asked for behind the token; None if the question was refused."""
+        """The address after the token; None if the request was refused."""
         host, origin = self.headers.get("Host", ""), self.headers.get("Origin")
-        if host not in self.server.hosts:  # a name that another page made to lead here
+        if host not in self.server.hosts:  # another page's host name that points here
             self._answer(HTTPStatus.FORBIDDEN, "this address is not served")
         elif origin is not None and origin not in [f"http://{own}" for own in self.server.hosts]:
             self._answer(HTTPStatus.FORBIDDEN, "other pages may not ask")
@@ -160,7 +160,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _body(self) -> bytes | None:
-        """What was sent; None if it was refused."""
+        """The body of the request; None if it was refused."""
         length = self.headers.get("Content-Length") or "0"
         if not length.isdecimal() or int(length) > MOST_BYTES:
             self._answer(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"at most {MOST_BYTES:,} bytes can be saved")
@@ -179,7 +179,7 @@ class _Handler(BaseHTTPRequestHandler):
         self._write(content)
 
     def _save(self, body: bytes) -> None:
-        """Keep edits.json, unless another window has changed it since."""
+        """Write edits.json, unless another window has changed it since."""
         file = self.server.folder / EDITS
         before = _tag(file.read_bytes()) if file.exists() else "*"
         if self.headers.get("If-Match") != before:
@@ -213,7 +213,7 @@ class _Handler(BaseHTTPRequestHandler):
                 shutil.copyfileobj(opened, self.wfile)
 
     def _shown(self, file: str) -> None:
-        """An image of a kind that no browser shows, such as HEIC, as a JPEG."""
+        """Serve an image that no browser can show, such as HEIC, as a JPEG."""
         data = io.BytesIO()
         try:
             picture = upright_picture(file, _SIDE)
@@ -228,7 +228,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, status: HTTPStatus, text: str) -> None:
         content = text.encode()
         if status >= HTTPStatus.BAD_REQUEST:
-            self.close_connection = True  # what was sent may not have been read
+            self.close_connection = True  # the body may not have been read
         self._head(status, "text/plain; charset=utf-8", len(content))
         self._write(content)
 
@@ -255,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *arguments: Any) -> None:
-        """Quiet: the terminal is for what people do."""
+        """Log nothing: the terminal is for the user."""
 
 
 def _tag(content: bytes) -> str:

@@ -1,4 +1,4 @@
-"""Thumbnails of the page: sheets of many images, which the browser loads when they are seen."""
+"""Thumbnails of the page: sheets of many images, which the browser loads when they come into view."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _WEBP = {"quality": 70, "method": 4}
 
 
 def map_side(images: int) -> int:
-    """Pixels of an image on the map."""
+    """The side of an image on the map, in pixels."""
     return next(side for most, side in MAP_SIDES if most is None or images <= most)
 
 
@@ -75,7 +75,7 @@ class Sheets:
 
 
 def _thumbnail(file: str, side: int) -> Image.Image | None:
-    """The middle of the image as people see it, upright; None if it cannot be read."""
+    """The middle of the upright image; None if it cannot be read."""
     try:
         return ImageOps.fit(upright_picture(file, 2 * side), (side, side))
     except Exception:  # a damaged file can make PIL raise almost anything
@@ -83,7 +83,7 @@ def _thumbnail(file: str, side: int) -> Image.Image | None:
 
 
 def upright_picture(file: str, least: int) -> Image.Image:
-    """An image as people see it; one with many more than `least` pixels a side may come smaller."""
+    """The upright image; one with many more than `least` pixels a side may come smaller."""
     with opened(file) as image:
         if image.format == "JPEG":  # decoded at a fraction of its size, many times faster
             image.draft("RGB", (least, least))
@@ -101,7 +101,7 @@ def _placeholder(side: int) -> Image.Image:
 
 
 class replacing:
-    """A new folder under a temporary name; it takes the place of `folder` when all is written."""
+    """A new folder under a temporary name, which replaces `folder` once all is written."""
 
     def __init__(self, folder: Path) -> None:
         self._folder, self._partial = folder, folder.with_name(f"{folder.name}.partial")

@@ -1,8 +1,7 @@
-"""Training that begins from the first answer, and what it finds: further candidates.
+"""Train from the first answer to get further candidates.
 
-The training of all known classes is a run in `training`, inside of the output folder; that of the rehearsal,
-with half the epochs, one in `rehearsal`. Both can share a trunk cache: they have the same images in the same
-order.
+The output folder has two runs: `training`, with all known classes, and `rehearsal`, with half the epochs.
+They have the same images in the same order, so they can share a trunk cache.
 """
 
 from __future__ import annotations
@@ -39,11 +38,11 @@ from eagc_ops.training.methods import METHODS
 __all__ = ["TrainedFeatures", "trained_candidates"]
 
 REHEARSED = "rehearsal-images.json"
-DISK_SHARE = 0.5  # of the free space, which a trunk cache may take
+DISK_SHARE = 0.5  # of the free space that a trunk cache may take
 
 
 class TrainedFeatures(NamedTuple):
-    """What a trained network says about the images of its listing."""
+    """A trained network's features and probabilities for the images of its listing."""
 
     z: Tensor  # (M + N, D), labelled, then unlabelled images
     probabilities: Tensor  # (M + N, K)
@@ -59,7 +58,7 @@ def trained_candidates(
     rehearsal: tuple[Rehearsal, Tensor] | None,
     say: Callable[[str], None],
 ) -> list[Candidate]:
-    """Train, or go on with it; returns the trained network and the clustering of its features.
+    """Train, or continue; returns the trained network and the clustering of its features.
 
     Args:
         first, first_rows: the first answer, and its categories (M + N,).
@@ -101,7 +100,7 @@ def trained_candidates(
 
 
 def _done(output: Path, config: Config) -> tuple[Features, dict[str, Tensor], dict[str, Any]] | None:
-    """The results of a training that is complete; one with other settings is refused."""
+    """The results of a complete training; one with other settings is refused."""
     if (output / TRAINING / "run.json").exists():
         _check(RunFolder.open(output / TRAINING), config)
     if not (output / RESULTS).exists():
@@ -150,7 +149,7 @@ def _rehearsed(
     number: Clustering,
     say: Callable[[str], None],
 ) -> dict[str, tuple[int, int]]:
-    """The rehearsals of both candidates, by their kind: a shorter training without the hidden labels."""
+    """The rehearsal of both candidates, by kind: a shorter training without the hidden labels."""
     if rehearsal is None:
         return {}
     hidden, first_rows = rehearsal
@@ -179,7 +178,7 @@ def _rehearsed(
 
 
 def _run(config: Config, path: Path, categories: Tensor, known: int) -> RunFolder:
-    """Train a run that begins from `categories` (M + N,), or go on with it."""
+    """Train a run that starts from `categories` (M + N,), or continue it."""
 
     def begin(experiment: Experiment) -> None:
         _start_prototypes(experiment, categories)
@@ -198,9 +197,9 @@ def _machine(config: Config) -> dict[str, Any]:
 
 @torch.no_grad()
 def _start_prototypes(experiment: Experiment, categories: Tensor) -> None:
-    """The classifier begins with the mean directions of the categories, in the features of the warm start.
+    """Start the classifier from the mean directions of the categories, in the warm start's features.
 
-    Their length stays that of a random start, on which the size of a step depends.
+    Their length stays that of a random start, because the size of a step depends on it.
     """
     method = experiment.student.method
     classifier = getattr(method, "classifier", None)
@@ -216,7 +215,7 @@ def _start_prototypes(experiment: Experiment, categories: Tensor) -> None:
 
 @torch.no_grad()
 def _looked_at(folder: RunFolder, config: Config) -> TrainedFeatures:
-    """Features and probabilities of all images of a complete run's listing."""
+    """Features and probabilities for all images of a complete run's listing."""
     experiment = Experiment(config)
     tensors, _ = experiment.read_checkpoint(folder.last)
     student = experiment.student
@@ -231,7 +230,7 @@ def _looked_at(folder: RunFolder, config: Config) -> TrainedFeatures:
 
 
 def with_trunk_cache(config: Config, output: Path) -> tuple[Config, str]:
-    """The configuration with a trunk cache if it pays and fits, and a sentence with the reason."""
+    """The configuration, with a trunk cache if that pays and fits, and a sentence with the reason."""
     if config.trunk_cache is not None:
         return config, f"trunk cache: {config.trunk_cache}, as asked for"
     if METHODS[config.method].alternating:

@@ -1,7 +1,7 @@
-"""Two folders of the user's own: labelled images in class folders, and unlabelled images without any truth.
+"""The user's two folders: labelled images in class folders, and unlabelled images.
 
-`list_folders` finds the images, holds some labelled ones out and names what is wrong. `Listing.write` keeps
-the result, so that a discovery that goes on has the same images. No image is changed or moved.
+`list_folders` finds the images, holds out some labelled ones and names what is wrong. `Listing.write` stores
+the result, so that a discovery that continues has the same images. No image is changed or moved.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from eagc_ops.training.data.listing import Listing
 
 __all__ = ["list_folders"]
 
-LEAST_TO_HOLD_OUT = 3  # images of a class of which at least one is held out; two stay for training
+LEAST_TO_HOLD_OUT = 3  # a class with so many images holds out at least one; two stay for training
 NAMED = 3  # files that a message names
 
 
@@ -39,13 +39,13 @@ def list_folders(
     """List the images of both folders, open the header of every file, and hold labelled images out.
 
     Args:
-        unlabelled: a folder, whose images may lie anywhere below it, or a text file with one path per line
-            (relative to the file's folder).
+        unlabelled: a folder with images at any depth, or a text file with one path per line (relative to
+            the file's folder).
         holdout: share of every class's images to hold out, in [0, 1): at least one of a class with 3 images,
-            and never so many that fewer than 2 are left to train on. Images that are unlabelled ones too are
-            not held out. Always the same draw.
+            and at least 2 stay to train on. Images that are also unlabelled are not held out. The draw is
+            always the same.
         skip_unreadable: leave out images that cannot be read; otherwise they are an error that names them.
-        drop_duplicates: leave out unlabelled images whose content is also a labelled one's.
+        drop_duplicates: leave out unlabelled images that equal a labelled one in content.
         progress: show a bar over the files.
     """
     options = {"holdout": holdout, "skip_unreadable": skip_unreadable, "drop_duplicates": drop_duplicates}

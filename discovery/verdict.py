@@ -1,4 +1,4 @@
-"""What the page of a discovery may say: its headline, how sure its numbers are, what must be said aloud."""
+"""The words of the page: its headline, how sure its numbers are, and its warnings."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["accuracy_text", "counts", "headline", "percent", "plural", "said_alo
 
 
 def headline(found: Mapping[str, Any]) -> str:
-    """The first sentence: a collapse before anything else, then the new categories and what is odd."""
+    """The first sentence: a collapse before anything else, then new categories and what is odd."""
     if empty := counts(found)["empty"]:
         of = f"{empty} of the {plural(found['k'], 'category', 'categories')} stayed empty"
         return f"{of}: do not trust this answer"
@@ -31,10 +31,10 @@ def headline(found: Mapping[str, Any]) -> str:
 
 
 def counts(found: Mapping[str, Any]) -> dict[str, Any]:
-    """Categories and shares of the unlabelled images, by kind, and the categories that stayed empty.
+    """Categories and shares of the unlabelled images, by kind, and the empty categories.
 
     `known` + `new` + `unseen` + `empty` = K: categories with unlabelled images, known ones without any, and
-    categories that nothing is in.
+    empty ones.
     """
     total = max(found["images"]["unlabelled"], 1)
     kinds = {
@@ -48,7 +48,7 @@ def counts(found: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def said_aloud(found: Mapping[str, Any]) -> list[str]:
-    """Sentences that stand below the headline, because who overlooks them would trust the page too much."""
+    """Warnings below the headline; whoever overlooks them would trust the page too much."""
     sentences = [sentence.strip().rstrip(".") + "." for sentence in found.get("warnings") or ()]
     categories = [c for c in found["categories"] if c["size"]]
     total = found["images"]["unlabelled"]
@@ -64,7 +64,7 @@ MOST = 0.8  # of the images in one of three or more categories
 
 
 def accuracy_text(holdout: Mapping[str, Any]) -> dict[str, str]:
-    """The accuracy of held-out images with its interval, and of what it is one.
+    """The accuracy on held-out images, with its interval and counts.
 
     >>> accuracy_text({"images": 12, "accuracy": 11 / 12})["interval"]
     '64 to 99 %'
@@ -80,7 +80,7 @@ def accuracy_text(holdout: Mapping[str, Any]) -> dict[str, str]:
 
 
 def percent(share: float) -> str:
-    """A share in words that do not round it away. Its parts stay on one line.
+    """A share in words, never rounded to none or all. Its parts stay on one line.
 
     >>> percent(0.043), percent(0.003), percent(0.999), percent(0), percent(1)
     ('4 %', 'less than 1 %', 'more than 99 %', '0 %', '100 %')

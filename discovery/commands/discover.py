@@ -19,7 +19,7 @@ from eagc_ops.training.config.options import Recipe
 from eagc_ops.training.engine.preconditions import check_run
 from eagc_ops.training.engine.run_folder import RunFolder
 
-DEMO = "eagc-demo"  # the folder of a demo for which none was named
+DEMO = "eagc-demo"  # the default folder of a demo
 SETTINGS = (
     "method",
     "preset",
@@ -46,9 +46,9 @@ SETTINGS = (
 
 
 def words(error: Exception) -> str:
-    """The text of an error, in the words of this command line."""
+    """The text of an error, with this command line's options."""
     text = as_options(error)
-    if text.startswith("cannot read the image "):  # in the middle of its pixels, which the list had not read
+    if text.startswith("cannot read the image "):  # damaged pixels, which listing does not read
         text = (
             f"{text.partition('; `eagc data')[0]}; repair it and go on with the same command, or start "
             "again in a different folder with --skip-unreadable"
@@ -91,7 +91,7 @@ def main(argv: list[str]) -> int:
 
 
 def _check_new(labelled: Path, output: Path, settings: dict[str, Any]) -> None:
-    """What can be known of a new discovery at once. Published weights are asked for after the images."""
+    """Check a new discovery as far as possible at once. Published weights come after the images."""
     if (output / "run.json").exists():
         of = RunFolder.open(output, what="--output").config.dataset
         raise ConfigError(f"output {output} holds a run on {of}: choose a different folder", "output")
@@ -190,7 +190,7 @@ def _parse(argv: list[str]) -> argparse.Namespace:
 
 
 def _of_demo(arguments: dict[str, Any]) -> dict[str, Any]:
-    """The arguments of a discovery in sample pictures, which are drawn if they are not there."""
+    """The arguments of a discovery in sample pictures, drawn on first use."""
     from eagc_ops.discovery import sample_pictures as pictures
 
     if int(os.environ.get("WORLD_SIZE", "1")) > 1:

@@ -12,7 +12,7 @@ SETTINGS = ("weights", "root", "split_file", "trunk_cache")
 
 @command("eagc export", as_options)
 def main(argv: list[str]) -> int:
-    """Write the network of a run to a file that torch alone can load (torch.export.load)."""
+    """Write the network of a run to a file that needs only torch (torch.export.load)."""
     parser = Parser(prog="eagc export", description=main.__doc__)
     parser.add_argument(
         "run",

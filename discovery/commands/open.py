@@ -11,7 +11,7 @@ from eagc_ops.discovery.commands.refine import check_found
 
 @command("eagc open")
 def main(argv: list[str]) -> int:
-    """Open the page of a discovery to work on it: it saves your changes and makes new answers of them."""
+    """Open the page of a discovery so that it saves your changes and makes new answers from them."""
     parser = Parser(
         prog="eagc open",
         description=main.__doc__,

@@ -17,7 +17,7 @@ SETTINGS = ("weights", "device", "workers", "root", "split_file", "trunk_cache")
 
 @command("eagc predict", as_options)
 def main(argv: list[str]) -> int:
-    """Find the categories of images with a trained run, as CSV: the rows that assignments.csv has."""
+    """Find the categories of images with a trained run, as CSV with the rows of assignments.csv."""
     parser = Parser(prog="eagc predict", description=main.__doc__)
     parser.add_argument(
         "run",

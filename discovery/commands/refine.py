@@ -10,7 +10,7 @@ from eagc_ops.app.places import readable_file
 
 @command("eagc refine")
 def main(argv: list[str]) -> int:
-    """Make another answer of a discovery from what you changed on its page (edits.json), in seconds."""
+    """Make a new answer of a discovery from your changes on its page (edits.json), in seconds."""
     parser = Parser(
         prog="eagc refine",
         description=main.__doc__,

@@ -36,7 +36,8 @@ def main(argv: list[str]) -> int:
 
     It says where the points come from, beside controls with smaller rates and longer runs. What is asked and
     how it is decided was written down before the runs. The same command goes on with what is left; each
-    finished run enters evidence.md and runs.csv at once. The data are glyphs or, with --root, folders of
+    finished run enters evidence.md and runs.csv at once. Runs of another machine count if its runs.csv and
+    waterfall.json are copied into the output folder. The data are glyphs or, with --root, folders of
     images named by class.
     """
     parser = Parser(prog="eagc waterfall", description=main.__doc__)
@@ -93,7 +94,7 @@ def main(argv: list[str]) -> int:
         raise ConfigError("no planned run has this --known, these --recipes and these --replicates at once")
     slurm = executor(vars(arguments), arguments.output)
     if arguments.dry_run:
-        left = [run for run in now if not (run.folder / "result.json").exists()]
+        left = [run for run in plan.here(now) if not (run.folder / "result.json").exists()]
         names = [run.folder.name for run in left]
         if slurm is not None:
             from eagc_ops.evidence.paper.filling import left_of  # as below
@@ -111,7 +112,7 @@ def main(argv: list[str]) -> int:
         if "commands" in arguments:
             from eagc_ops.evidence.paper.filling import left_of
 
-            print(commands_text(left_of(now)))
+            print(commands_text(left_of(plan.here(now))))
             return 0
         at_a_time = 0 if getattr(arguments, "executor", "") == "none" else arguments.jobs or 1
         failed = train_runs(plan, now, at_a_time, lambda text: print(text, flush=True), slurm)

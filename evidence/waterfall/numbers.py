@@ -7,11 +7,11 @@ import io
 import math
 from collections.abc import Mapping, Sequence
 
-from eagc_ops.evidence.waterfall.plan import PlannedRun
+from eagc_ops.evidence.waterfall.plan import Plan, PlannedRun
 from eagc_ops.training.report.measures import measures
 from eagc_ops.training.report.runs import read_run
 
-__all__ = ["COLUMNS", "Numbers", "numbers_of", "table"]
+__all__ = ["COLUMNS", "Numbers", "finished", "numbers_of", "table"]
 
 Numbers = Mapping[str, float]
 COLUMNS = {  # measure: heading, digits
@@ -46,6 +46,20 @@ def numbers_of(run: PlannedRun) -> tuple[Numbers, str] | None:
     values = measures(record)
     values["minutes"] = values["seconds"] * record.config.epochs / 60
     return {name: values[name] for name in COLUMNS}, record.facts.commit or ""
+
+
+def finished(plan: Plan) -> dict[str, tuple[Numbers, str]]:
+    """The measures of all finished runs and their commits, also of those that are in the table alone."""
+    elsewhere = plan.elsewhere()
+    found = {}
+    for run in plan.runs():
+        name = run.folder.name
+        if name in elsewhere:
+            row = elsewhere[name]
+            found[name] = {column: float(row[column] or "nan") for column in COLUMNS}, row["commit"]
+        elif (numbers := numbers_of(run)) is not None:
+            found[name] = numbers
+    return found
 
 
 def table(planned: Sequence[PlannedRun], numbers: Mapping[str, tuple[Numbers, str]]) -> str:

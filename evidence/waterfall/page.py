@@ -21,16 +21,16 @@ from eagc_ops.evidence.waterfall.arms import (
     STEPS,
     WARM,
 )
-from eagc_ops.evidence.waterfall.numbers import COLUMNS, Numbers, numbers_of, table
+from eagc_ops.evidence.waterfall.numbers import COLUMNS, Numbers, finished, table
 from eagc_ops.evidence.waterfall.picture import waterfall
-from eagc_ops.evidence.waterfall.plan import Plan, Problem
+from eagc_ops.evidence.waterfall.plan import TABLE, Plan, Problem
 from eagc_ops.evidence.waterfall.question import TEXT, TITLE
 from eagc_ops.training.analysis.paired import Paired, paired_difference
 from eagc_ops.training.report.measures import plus_minus, signed
 
-__all__ = ["PAGE", "TABLE", "Runs", "difference", "write_page"]
+__all__ = ["PAGE", "Runs", "difference", "write_page"]
 
-PAGE, TABLE = "evidence.md", "runs.csv"
+PAGE = "evidence.md"
 OUTCOMES = ("all", "own_name")
 Runs = Mapping[str, Mapping[int, Numbers]]  # recipe -> replicate -> measures, of finished runs
 
@@ -54,7 +54,7 @@ CONTROLS = (
 def write_page(plan: Plan) -> Path:
     """Write evidence.md, runs.csv and the figures from the runs that are finished."""
     planned = plan.runs()
-    numbers = {run.folder.name: found for run in planned if (found := numbers_of(run)) is not None}
+    numbers = finished(plan)
     atomic_write(plan.output / TABLE, table(planned, numbers))
     text = [f"# {TITLE}", f"{len(numbers)} of {len(planned)} planned runs are finished."]
     sections = []

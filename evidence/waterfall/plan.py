@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,9 +14,20 @@ from eagc_ops.evidence.waterfall.arms import ARMS, Arm
 from eagc_ops.training.config import Config, ConfigError, Diagnosis, resolve
 from eagc_ops.training.config.schema import CHARACTERS
 
-__all__ = ["DESIGN", "GLYPHS", "Plan", "PlannedRun", "Problem", "begin", "drawn_split", "own_problem"]
+__all__ = [
+    "DESIGN",
+    "GLYPHS",
+    "TABLE",
+    "Plan",
+    "PlannedRun",
+    "Problem",
+    "begin",
+    "drawn_split",
+    "own_problem",
+    "read_table",
+]
 
-DESIGN = "waterfall.json"
+DESIGN, TABLE = "waterfall.json", "runs.csv"
 METHOD = "simgcd"
 MACHINE: dict[str, Any] = {"device": "cpu", "tensorboard_every": 0, "checkpoint_epochs": 10}
 
@@ -116,6 +128,30 @@ class Plan:
     def split_file(self, problem: Problem, replicate: int) -> Path:
         return self.output / "splits" / f"{problem.key}-{replicate}.json"
 
+    def elsewhere(self) -> dict[str, dict[str, str]]:
+        """The rows of finished runs whose folders are on another machine, or removed, by their names."""
+        rows = read_table(self.output / TABLE)
+        return {name: row for name, row in rows.items() if not (self.output / "runs" / name).exists()}
+
+    def here(self, runs: Sequence[PlannedRun]) -> list[PlannedRun]:
+        """Those of the runs that are not finished elsewhere."""
+        elsewhere = self.elsewhere()
+        return [run for run in runs if run.folder.name not in elsewhere]
+
+
+def read_table(file: Path) -> dict[str, dict[str, str]]:
+    """The rows of a runs.csv by the names of the runs; none if there is no such file."""
+    if not file.exists():
+        return {}
+    with file.open(encoding="utf-8", newline="") as lines:
+        rows = list(csv.DictReader(lines))
+    for row in rows:
+        if None in row or None in row.values() or "run" not in row:
+            raise ConfigError(
+                f"{file} is damaged: its line of {row.get('run')} has not as many cells as the first"
+            )
+    return {row["run"]: row for row in rows}
+
 
 def own_problem(names: Sequence[str], known: int | None, classes: int | None, **settings: Any) -> Problem:
     """A problem with images of the user's own: all of their classes, and half of them known, by default."""
@@ -161,12 +197,16 @@ def begin(plan: Plan, names: Sequence[str]) -> None:
     design = json.loads(json.dumps(plan.design))
     if file.exists():
         before = json.loads(file.read_text(encoding="utf-8"))
-
         if before != design:
             raise ConfigError(
                 f"{plan.output} holds runs of another design, which is fixed when it begins: leave the "
                 "options as they were, or choose a different --output"
             )
+    elif (plan.output / TABLE).exists():
+        raise ConfigError(
+            f"{plan.output} has the {TABLE} of earlier runs without their {DESIGN}, so nobody can tell "
+            f"whether they belong to these options: copy their {DESIGN} too"
+        )
     else:
         plan.output.mkdir(parents=True, exist_ok=True)
         atomic_write(file, json.dumps(design, indent=1) + "\n")

@@ -32,7 +32,8 @@ def train_runs(
     torch.set_num_threads(1)  # as in every process of `run_jobs`
     # A run checks its data and weights against its own record when it is resumed. Reference models that runs
     # share are made by the first that needs one; the others wait for it.
-    left = unfinished([Job(run.config, run.folder, {}) for run in now]) if slurm is None else left_of(now)
+    here = plan.here(now)
+    left = unfinished([Job(run.config, run.folder, {}) for run in here]) if slurm is None else left_of(here)
     where = "none now" if at_a_time == 0 else "by Slurm" if slurm is not None else f"{at_a_time} at a time"
     say(f"{len(now)} runs, {len(now) - len(left)} of them finished before; {where}")
     failed, started = 0, time.perf_counter()

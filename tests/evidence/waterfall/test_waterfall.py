@@ -2,6 +2,7 @@
 
 import csv
 import json
+import shutil
 
 import numpy as np
 import pytest
@@ -96,6 +97,48 @@ def test_another_design_is_refused(plan, tmp_path):
     assert before == {file.name: file.read_text() for file in (plan.output / "splits").iterdir()}
     with pytest.raises(ConfigError, match="holds runs of another design"):
         begin(Plan(plan.output, GLYPHS[:2]), NAMES)
+
+
+def test_runs_of_another_machine_count_by_their_table_alone(plan, tmp_path):
+    """The table and the design are copied. What is trained here enters too, and replaces its row."""
+    begin(plan, NAMES)
+    finish(plan, WARM, 0, 80)
+    finish(plan, EAGC, 0, 81)
+    write_page(plan)
+    other = Plan(tmp_path / "other", plan.problems)
+    other.output.mkdir()
+    shutil.copy(plan.output / "runs.csv", other.output)
+    with pytest.raises(ConfigError, match=r"copy their waterfall\.json too"):
+        begin(other, NAMES)
+    shutil.copy(plan.output / "waterfall.json", other.output)
+    begin(other, NAMES)
+    assert {run.folder.name for run in other.runs()} - {
+        run.folder.name for run in other.here(other.runs())
+    } == {
+        "10of60-warm-start-0",
+        "10of60-EAGC-0",
+    }
+    finish(other, WARM, 1, 82)
+    finish(other, EAGC, 0, 84)
+    ((_, replicates, difference, *_),) = rows(other, "**EAGC** ")
+    assert (replicates, difference) == ("1 of 12", "+4.00")
+    both = list(csv.DictReader((other.output / "runs.csv").open()))
+    assert {row["run"]: float(row["all"]) for row in both} == {
+        "10of60-warm-start-0": 80,
+        "10of60-EAGC-0": 84,
+        "10of60-warm-start-1": 82,
+    }
+    assert write_page(other).read_text().startswith("# Where do the points come from?\n\n3 of ")
+
+
+def test_a_table_that_was_cut_off_is_refused(plan):
+    begin(plan, NAMES)
+    finish(plan, WARM, 0, 80)
+    write_page(plan)
+    table = plan.output / "runs.csv"
+    table.write_text(table.read_text()[:-20])
+    with pytest.raises(ConfigError, match=r"runs\.csv is damaged: its line of 10of60-warm-start-0"):
+        write_page(plan)
 
 
 def test_there_is_no_p_value_before_a_comparison_is_complete(plan):

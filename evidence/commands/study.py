@@ -244,7 +244,7 @@ def _drawn_split(root: str, output: Path) -> Path:
 
 
 def _left(study: Study, now: list[Cell]) -> list[Any]:
-    from eagc_ops.evidence.paper.filling import left_of  # as below
+    from eagc_ops.evidence.sets import left_of  # as below
     from eagc_ops.evidence.studies.running import runs_of
 
     complete = earlier_part(study).sections

@@ -72,7 +72,7 @@ def main(argv: list[str]) -> int:
         for each in [dataset] if dataset else own:
             print(f"\n{plan_text(_order(each, options))}", flush=True)
             if slurm is not None:
-                from eagc_ops.evidence.paper.filling import left_of  # as below
+                from eagc_ops.evidence.sets import left_of  # as below
 
                 print(slurm_text(left_of(_order(each, options).runs()), slurm), flush=True)
         return 0
@@ -168,7 +168,8 @@ def _order(dataset: str, options: Mapping[str, Any]) -> Order:
 
 
 def _print_commands(order: Order, options: Mapping[str, Any]) -> int:
-    from eagc_ops.evidence.paper.filling import left_of, missing_encoder  # as below
+    from eagc_ops.evidence.paper.filling import missing_encoder  # as below
+    from eagc_ops.evidence.sets import left_of
 
     encoder = missing_encoder(order)
     if encoder is not None and not encoder.exists():

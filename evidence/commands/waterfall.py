@@ -97,7 +97,7 @@ def main(argv: list[str]) -> int:
         left = [run for run in plan.here(now) if not (run.folder / "result.json").exists()]
         names = [run.folder.name for run in left]
         if slurm is not None:
-            from eagc_ops.evidence.paper.filling import left_of  # as below
+            from eagc_ops.evidence.sets import left_of  # as below
 
             names = [slurm_text(left_of(left), slurm)]
         print("\n".join([*names, f"{len(now)} runs, {len(now) - len(left)} of them finished"]))
@@ -110,7 +110,7 @@ def main(argv: list[str]) -> int:
     with lock(arguments.output / ".lock", arguments.output):
         begin(plan, names)
         if "commands" in arguments:
-            from eagc_ops.evidence.paper.filling import left_of
+            from eagc_ops.evidence.sets import left_of
 
             print(commands_text(left_of(plan.here(now))))
             return 0

@@ -14,7 +14,6 @@ The data set `glyphs` has 60 characters, 10 of them known, and an encoder that c
 from __future__ import annotations
 
 import shutil
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -22,18 +21,18 @@ from typing import Any
 import torch
 
 from eagc_ops.app.table import Row, Table
-from eagc_ops.evidence.jobs import Job, run_job, run_jobs, unfinished
+from eagc_ops.evidence.jobs import Job, unfinished
 from eagc_ops.evidence.late_energies import LateEnergy, late_energies
 from eagc_ops.evidence.probe_text import PROBE_FILE, write_probe
 from eagc_ops.evidence.probing import Probe, Separation
 from eagc_ops.evidence.probing import verdict as verdict_of_probe
+from eagc_ops.evidence.sets import trained
 from eagc_ops.evidence.studies.image_sheets import categories, write_part, write_sheet
 from eagc_ops.evidence.studies.probing import probe_once
 from eagc_ops.training.analysis.paired import Paired, paired_difference
 from eagc_ops.training.config import NULL, Config, Diagnosis, resolve
 from eagc_ops.training.data import open_data
 from eagc_ops.training.engine.experiment import Experiment
-from eagc_ops.training.engine.run_folder import EPOCHS, scores_text
 from eagc_ops.training.report.measures import measures, plus_minus, signed
 from eagc_ops.training.report.page import write_report
 from eagc_ops.training.report.runs import read_run
@@ -258,15 +257,12 @@ def _prepare_references(home: Path, configs: list[Config], say: Say) -> str:
 def _train(jobs: list[Job], at_a_time: int, say: Say) -> None:
     """Train the runs that are not finished."""
     left = unfinished(jobs, "pass --fresh, or choose a different --output")
-    done_before, started = len(jobs) - len(left), time.perf_counter()
+    done_before = len(jobs) - len(left)
     again = f"; {done_before} are finished and used again (--fresh repeats all)" if done_before else ""
     say(f"3. {len(left)} runs, {at_a_time} at a time{again}")
-    for done, (job, result) in enumerate(run_jobs(left, at_a_time, run_job), 1):
+    for _, result in trained(left, at_a_time, say):
         if isinstance(result, Exception):
             raise result
-        last = f"{EPOCHS['last']}: {scores_text(result['last'], 1)}"
-        seconds = time.perf_counter() - started
-        say(f"   {done:2} of {len(left)}: {job.folder.name}  {last}  after {seconds:.0f} s")
 
 
 def _remove(home: Path) -> None:

@@ -18,8 +18,8 @@ from eagc_ops.app.files import atomic_write
 from eagc_ops.app.table import Row, Table
 from eagc_ops.evidence.comparisons import bootstrap_interval, holm
 from eagc_ops.evidence.late_energies import LateEnergy
-from eagc_ops.evidence.paper.filling import conditions
 from eagc_ops.evidence.probe_text import probe_of
+from eagc_ops.evidence.sets import conditions
 from eagc_ops.evidence.studies.earlier import CURVES, PAGE, TABLE, WRITTEN, Earlier, earlier_part
 from eagc_ops.evidence.studies.numbers import COLUMNS, RunNumbers, table
 from eagc_ops.evidence.studies.study import (

@@ -12,7 +12,7 @@ import torch
 from eagc_ops.app.files import atomic_write
 from eagc_ops.evidence.jobs import unfinished
 from eagc_ops.evidence.late_energies import late_energies
-from eagc_ops.evidence.paper.filling import jobs_of, left_of, train_jobs
+from eagc_ops.evidence.sets import jobs_of, left_of, train_jobs
 from eagc_ops.evidence.slurm import Slurm
 from eagc_ops.evidence.studies.earlier import earlier_part
 from eagc_ops.evidence.studies.evidence import write_evidence

@@ -9,7 +9,7 @@ from pathlib import Path
 from eagc_ops.app.files import atomic_write
 from eagc_ops.app.table import Row, Table
 from eagc_ops.evidence.comparisons import holm
-from eagc_ops.evidence.paper.filling import conditions
+from eagc_ops.evidence.sets import conditions
 from eagc_ops.evidence.waterfall.arms import (
     ARMS,
     CANDIDATES,

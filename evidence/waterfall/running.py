@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from eagc_ops.evidence.jobs import Job, run_job, run_jobs, unfinished
-from eagc_ops.evidence.paper.filling import left_of
+from eagc_ops.evidence.sets import left_of
 from eagc_ops.evidence.slurm import Slurm, run_on_slurm
 from eagc_ops.evidence.waterfall.page import write_page
 from eagc_ops.evidence.waterfall.plan import Plan, PlannedRun

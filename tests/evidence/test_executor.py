@@ -10,7 +10,7 @@ import pytest
 from commands import call
 from run_facts import some_facts
 
-from eagc_ops.evidence.paper import filling
+from eagc_ops.evidence import sets
 from eagc_ops.evidence.paper.planning import Order
 from eagc_ops.evidence.paper.tables import TABLES
 from eagc_ops.evidence.slurm import Slurm, SlurmJobError
@@ -149,7 +149,7 @@ def test_slurm_gets_every_run_that_is_left_and_nothing_is_trained_here(
             yield job, SlurmJobError("the queue is full")
 
     monkeypatch.setattr(Slurm, "check", lambda _: None)
-    for module in (filling, running):
+    for module in (sets, running):
         monkeypatch.setattr(module, "run_on_slurm", refuse)
         monkeypatch.setattr(module, "run_jobs", lambda *_: pytest.fail("trained here"))
     monkeypatch.setattr(study_running, "_probe", lambda *_, **__: None)

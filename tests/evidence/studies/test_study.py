@@ -12,8 +12,8 @@ import pytest
 import small_runs
 import torch
 
+from eagc_ops.evidence import sets
 from eagc_ops.evidence.comparisons import bootstrap_interval, holm
-from eagc_ops.evidence.paper import filling
 from eagc_ops.evidence.studies import evidence
 from eagc_ops.evidence.studies import study as module
 from eagc_ops.evidence.studies.earlier import Earlier, earlier_part
@@ -223,7 +223,7 @@ def test_a_study_from_its_plan_to_its_evidence(study, capsys, monkeypatch):
     def fail(job):
         raise FloatingPointError("the loss is not finite")
 
-    monkeypatch.setattr(filling, "run_job", fail)
+    monkeypatch.setattr(sets, "run_job", fail)
     shutil.rmtree(run)
     assert run_study(study, [first], 1, said.append) == 1
     assert "FAILED: the loss is not finite" in capsys.readouterr().err

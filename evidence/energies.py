@@ -29,9 +29,10 @@ from eagc_ops.evidence.hidden_classes import (
 )
 from eagc_ops.kernels import formulas
 
-__all__ = ["ENERGIES", "RankedEnergy", "rank_energies"]
+__all__ = ["ENERGIES", "Fit", "RankedEnergy", "conceptor", "nearest_class", "rank_energies", "whitened"]
 
 Energy = Callable[[Tensor], Tensor]  # rows (n, D) -> (n,)
+Fit = Callable[[Tensor, Tensor, Tensor], Energy]  # labelled rows, their labels, all rows
 
 
 class RankedEnergy(NamedTuple):
@@ -50,7 +51,7 @@ def rank_energies(
     *,
     choices: int = CHOICES,
     seed: int = 0,
-    energies: Mapping[str, Callable[[Tensor, Tensor, Tensor], Energy]] | None = None,
+    energies: Mapping[str, Fit] | None = None,
 ) -> list[RankedEnergy]:
     """The energies by their AUC, best first. The arguments are those of `probe`.
 
@@ -83,7 +84,7 @@ def rank_energies(
     return sorted(found, key=lambda energy: -energy.auc)
 
 
-def conceptor(aperture: float) -> Callable[[Tensor, Tensor, Tensor], Energy]:
+def conceptor(aperture: float) -> Fit:
     @hints.muted()
     def fitted(fit: Tensor, label: Tensor, pool: Tensor) -> Energy:
         return Subspace.conceptor(fit, aperture).energy
@@ -91,14 +92,14 @@ def conceptor(aperture: float) -> Callable[[Tensor, Tensor, Tensor], Energy]:
     return fitted
 
 
-def whitened(ridge: float, aperture: float) -> Callable[[Tensor, Tensor, Tensor], Energy]:
+def whitened(ridge: float, aperture: float) -> Fit:
     def fitted(fit: Tensor, label: Tensor, pool: Tensor) -> Energy:
         return Subspace.whitened(fit, pool, ridge=ridge, energy_aperture=aperture).energy
 
     return fitted
 
 
-def nearest_class(aperture: float) -> Callable[[Tensor, Tensor, Tensor], Energy]:
+def nearest_class(aperture: float) -> Fit:
     @hints.muted()
     def fitted(fit: Tensor, label: Tensor, pool: Tensor) -> Energy:
         energies = [Subspace.conceptor(fit[label == c], aperture).energy for c in label.unique()]
@@ -119,7 +120,7 @@ ENERGIES = {
 
 
 def _measured(
-    fitted: Callable[[Tensor, Tensor, Tensor], Energy],
+    fitted: Fit,
     features: Tensor,
     label: Tensor,
     pool: Tensor,

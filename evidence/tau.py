@@ -25,6 +25,7 @@ from torch.nn import functional as F
 from eagc_ops import Subspace, hints
 from eagc_ops.app.files import atomic_write
 from eagc_ops.app.table import Row, Table
+from eagc_ops.evidence.energies import Fit, conceptor, nearest_class, whitened
 from eagc_ops.metric import LabelMetric
 
 __all__ = ["ENERGIES", "Draw", "drawn", "measure", "page"]
@@ -40,6 +41,10 @@ class Draw(NamedTuple):
     unlabelled: Tensor
     is_known: Tensor  # of `unlabelled`
 
+    @property
+    def rows(self) -> Tensor:
+        return torch.cat([self.labelled, self.unlabelled])
+
 
 def drawn(features: Tensor, label: Tensor, draw: int) -> Draw:
     """Half of the classes are known, and a row of theirs is labelled with probability one half."""
@@ -51,8 +56,9 @@ def drawn(features: Tensor, label: Tensor, draw: int) -> Draw:
     return Draw(features[labelled], label[labelled], features[~labelled], of_known[~labelled])
 
 
-def conceptor(aperture: float) -> Callable[[Draw], Tensor]:
-    return lambda draw: Subspace.conceptor(draw.labelled, aperture).energy(draw.unlabelled)
+def of_draw(fit: Fit) -> Callable[[Draw], Tensor]:
+    """The energy of the unlabelled rows of a draw."""
+    return lambda draw: fit(draw.labelled, draw.label, draw.rows)(draw.unlabelled)
 
 
 def unit_conceptor(aperture: float) -> Callable[[Draw], Tensor]:
@@ -71,31 +77,12 @@ def pca(k: int) -> Callable[[Draw], Tensor]:
     return lambda draw: Subspace.pca(draw.labelled, k).energy(draw.unlabelled)
 
 
-def whitened(ridge: float, aperture: float) -> Callable[[Draw], Tensor]:
-    def energy(draw: Draw) -> Tensor:
-        pool = torch.cat([draw.labelled, draw.unlabelled])
-        fitted = Subspace.whitened(draw.labelled, pool, ridge=ridge, energy_aperture=aperture)
-        return fitted.energy(draw.unlabelled)
-
-    return energy
-
-
-def nearest_class(aperture: float) -> Callable[[Draw], Tensor]:
-    def energy(draw: Draw) -> Tensor:
-        own = (draw.labelled[draw.label == c] for c in draw.label.unique())
-        energies = [Subspace.conceptor(rows, aperture).energy(draw.unlabelled) for rows in own]
-        return torch.stack(energies).amax(0)
-
-    return energy
-
-
 def in_metric(energy: Callable[[Draw], Tensor], directions: int | None = None) -> Callable[[Draw], Tensor]:
     """An energy of the points of the label metric."""
 
     def of_points(draw: Draw) -> Tensor:
-        rows = torch.cat([draw.labelled, draw.unlabelled])
         label = torch.cat([draw.label, draw.label.new_full((len(draw.unlabelled),), -1)])
-        points = LabelMetric.fit(rows, label, directions=directions)(rows)
+        points = LabelMetric.fit(draw.rows, label, directions=directions)(draw.rows)
         n = len(draw.labelled)
         return energy(draw._replace(labelled=points[:n], unlabelled=points[n:]))
 
@@ -110,13 +97,13 @@ def class_mean(draw: Draw) -> Tensor:
 
 
 ENERGIES: dict[str, Callable[[Draw], Tensor]] = {
-    "conceptor, aperture 2 (the operator's)": conceptor(2.0),
-    **{f"conceptor, aperture {a:g}": conceptor(a) for a in (0.3, 1.0, 4.0)},
+    "conceptor, aperture 2 (the operator's)": of_draw(conceptor(2.0)),
+    **{f"conceptor, aperture {a:g}": of_draw(conceptor(a)) for a in (0.3, 1.0, 4.0)},
     "conceptor of unit rows, aperture 4": unit_conceptor(4.0),
     "PCA-32": pca(32),
-    "whitened by all rows, ridge 1%, aperture 1 (an option)": whitened(0.01, 1.0),
-    "whitened by all rows, ridge 10%, aperture 1": whitened(0.1, 1.0),
-    "nearest class, aperture 0.3": nearest_class(0.3),
+    "whitened by all rows, ridge 1%, aperture 1 (an option)": of_draw(whitened(0.01, 1.0)),
+    "whitened by all rows, ridge 10%, aperture 1": of_draw(whitened(0.1, 1.0)),
+    "nearest class, aperture 0.3": of_draw(nearest_class(0.3)),
     "largest cosine to a class mean": class_mean,
     "label metric: conceptor of unit rows, aperture 4": in_metric(unit_conceptor(4.0)),
     "label metric: conceptor of unit rows, aperture 8": in_metric(unit_conceptor(8.0)),

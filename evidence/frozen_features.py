@@ -1,4 +1,4 @@
-"""Features of the pretrained encoder, computed once and kept in a file."""
+"""Features of the pretrained encoder, computed once and kept in a file; and the probe made of them."""
 
 from __future__ import annotations
 
@@ -6,12 +6,15 @@ from pathlib import Path
 
 from torch import Tensor
 
+from eagc_ops.evidence.probe_text import PROBE_FILE, probe_of, write_probe
+from eagc_ops.evidence.probing import Probe, probe
+from eagc_ops.training.config import Config
 from eagc_ops.training.engine.checkpoint import tensor_digest
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.store import stored
 from eagc_ops.training.models.features import pretrained_features
 
-__all__ = ["frozen_features"]
+__all__ = ["frozen_features", "probe_once"]
 
 
 def frozen_features(
@@ -42,3 +45,16 @@ def frozen_features(
 
     tensors = stored(store, key, make)
     return tensors["z"], tensors["label"]
+
+
+def probe_once(folder: Path, config: Config, features: Path) -> Probe:
+    """The probe in `folder`; without one, the labelled images of a run with this `config` are probed now.
+
+    `features`: folder for features of the pretrained encoder.
+    """
+    found = probe_of([folder])
+    if found is None:
+        z, label = frozen_features(Experiment(config), features)
+        found = probe(z, label, lambda_a=config.lambda_a, lambda_p=config.lambda_p, seed=config.seed)
+        write_probe(folder / PROBE_FILE, found)
+    return found

@@ -1,4 +1,4 @@
-"""A set of runs: the jobs that are left of it, trained here or by Slurm, with a line for each."""
+"""A set of runs: which are left, training them here or by Slurm with a line for each, and their records."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from eagc_ops.evidence.slurm import Slurm, run_on_slurm
 from eagc_ops.training.config import Config
 from eagc_ops.training.engine.experiment import Experiment
 from eagc_ops.training.engine.run_folder import EPOCHS, scores_text
+from eagc_ops.training.report.runs import RunRecord, read_run
 
-__all__ = ["Run", "conditions", "jobs_of", "left_of", "train_jobs", "trained"]
+__all__ = ["Run", "conditions", "jobs_of", "left_of", "read_begun", "train_jobs", "trained"]
 
 
 class Run(Protocol):
@@ -88,6 +89,13 @@ def trained(
             last = f"{EPOCHS['last']}: {scores_text(result['last'], 1)}"
             say(f"{place}  {last}  after {time.perf_counter() - started:.0f} s")
         yield place, result
+
+
+def read_begun(folder: Path) -> RunRecord | None:
+    """The record of a run; None if it has not finished an epoch yet."""
+    file = folder / "metrics.jsonl"
+    begun = file.exists() and '"kind": "epoch"' in file.read_text(encoding="utf-8")
+    return read_run(folder) if begun else None
 
 
 def conditions() -> dict[str, Any]:

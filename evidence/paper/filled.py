@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 
 from eagc_ops.app.files import atomic_write
 from eagc_ops.evidence.paper.tables import TABLES
+from eagc_ops.evidence.sets import read_begun
 from eagc_ops.training.report.measures import measures
-from eagc_ops.training.report.runs import RunRecord, read_run
+from eagc_ops.training.report.runs import RunRecord
 
 Measures = Mapping[str, float]
 
@@ -55,19 +56,14 @@ def read_filled(name: str, folder: Path, store: Path) -> Filled:
     runs: dict[tuple[str, str], list[RunRecord]] = {}
     for entry in content.values():
         for row, group, path in entry["runs"]:
-            if _has_an_epoch(store / path):
-                runs.setdefault((row, group), []).append(read_run(store / path))
+            if (run := read_begun(store / path)) is not None:
+                runs.setdefault((row, group), []).append(run)
     filled = dict.fromkeys(group for entry in content.values() for _, group, _ in entry["runs"])
     finished = {
         key: {run.config.seed: _values(run) for run in records if run.result is not None}
         for key, records in runs.items()
     }
     return Filled(content, [*(title for title in filled if title not in printed), *printed], runs, finished)
-
-
-def _has_an_epoch(folder: Path) -> bool:
-    file = folder / "metrics.jsonl"
-    return file.exists() and '"kind": "epoch"' in file.read_text(encoding="utf-8")
 
 
 def _values(run: RunRecord) -> Measures:

@@ -21,6 +21,7 @@ from typing import Any
 import torch
 
 from eagc_ops.app.table import Row, Table
+from eagc_ops.evidence.frozen_features import probe_once
 from eagc_ops.evidence.jobs import Job, unfinished
 from eagc_ops.evidence.late_energies import LateEnergy, late_energies
 from eagc_ops.evidence.probe_text import PROBE_FILE, write_probe
@@ -28,7 +29,6 @@ from eagc_ops.evidence.probing import Probe, Separation
 from eagc_ops.evidence.probing import verdict as verdict_of_probe
 from eagc_ops.evidence.sets import trained
 from eagc_ops.evidence.studies.image_sheets import categories, write_part, write_sheet
-from eagc_ops.evidence.studies.probing import probe_once
 from eagc_ops.training.analysis.paired import Paired, paired_difference
 from eagc_ops.training.config import NULL, Config, Diagnosis, resolve
 from eagc_ops.training.data import open_data

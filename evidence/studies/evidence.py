@@ -19,7 +19,7 @@ from eagc_ops.app.table import Row, Table
 from eagc_ops.evidence.comparisons import bootstrap_interval, holm
 from eagc_ops.evidence.late_energies import LateEnergy
 from eagc_ops.evidence.probe_text import probe_of
-from eagc_ops.evidence.sets import conditions
+from eagc_ops.evidence.sets import conditions, read_begun
 from eagc_ops.evidence.studies.earlier import CURVES, PAGE, TABLE, WRITTEN, Earlier, earlier_part
 from eagc_ops.evidence.studies.numbers import COLUMNS, RunNumbers, table
 from eagc_ops.evidence.studies.study import (
@@ -37,7 +37,7 @@ from eagc_ops.training.engine.run_folder import SCORES
 from eagc_ops.training.report import drawing
 from eagc_ops.training.report.figures import accuracy_figure
 from eagc_ops.training.report.measures import mean_std, measures, plus_minus, signed
-from eagc_ops.training.report.runs import RunGroup, RunRecord, read_run
+from eagc_ops.training.report.runs import RunGroup, RunRecord
 
 __all__ = ["Comparison", "compare", "decision", "evaluated", "write_evidence"]
 
@@ -93,7 +93,7 @@ def write_evidence(study: Study) -> list[str]:
     Returns a line for every comparison that is complete: its difference, and what the registered rule says.
     """
     planned, earlier = study.runs(), earlier_part(study)
-    records = {run.folder.name: record for run in planned if (record := _record(run)) is not None}
+    records = {run.folder.name: record for run in planned if (record := read_begun(run.folder)) is not None}
     here = {name: _numbers(record) for name, record in records.items()}
     taken = [cell for cell in earlier.sections if evaluated(cell, planned, here) is None]
     there = [run.folder.name for run in planned if run.cell in taken]
@@ -210,14 +210,6 @@ def _origin(
         again_text = f"{score.capitalize()} differs by {most:.2f} points at most."
         text += f" {len(finished)} of these runs were made again: {again_text}"
     return f"{text}\n\nThat page: {earlier.written}"
-
-
-def _record(run: StudyRun) -> RunRecord | None:
-    """The content of the run's folder; None for a run without a finished epoch."""
-    file = run.folder / "metrics.jsonl"
-    if not file.exists() or '"kind": "epoch"' not in file.read_text(encoding="utf-8"):
-        return None
-    return read_run(run.folder)
 
 
 def _numbers(record: RunRecord) -> RunNumbers:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from eagc_ops.app.files import atomic_write
+from eagc_ops.evidence.frozen_features import probe_once
 from eagc_ops.evidence.jobs import unfinished
 from eagc_ops.evidence.late_energies import late_energies
 from eagc_ops.evidence.sets import jobs_of, left_of, train_jobs
@@ -17,7 +18,6 @@ from eagc_ops.evidence.slurm import Slurm
 from eagc_ops.evidence.studies.earlier import earlier_part
 from eagc_ops.evidence.studies.evidence import write_evidence
 from eagc_ops.evidence.studies.plan import study_plan
-from eagc_ops.evidence.studies.probing import probe_once
 from eagc_ops.evidence.studies.study import FULL, METHOD, Cell, Study, StudyRun, begin_study
 
 __all__ = ["run_study", "runs_of"]

@@ -11,10 +11,11 @@ from PIL import Image
 from sklearn.metrics import roc_auc_score
 
 from eagc_ops import Subspace
+from eagc_ops.evidence import frozen_features
 from eagc_ops.evidence.commands.demo import main
 from eagc_ops.evidence.late_energies import LateEnergy
 from eagc_ops.evidence.probing import from_json, probe
-from eagc_ops.evidence.studies import demo, probing
+from eagc_ops.evidence.studies import demo
 from eagc_ops.evidence.studies.demo import probe_beside, summary, verdict
 from eagc_ops.evidence.studies.image_sheets import categories
 from eagc_ops.training import runs
@@ -108,7 +109,7 @@ def test_a_very_short_demo_and_its_second_run(tmp_path, capsys, monkeypatch):
     assert said.startswith("(eagc) + EAGC against (baseline) SimGCD, warm start: All ")
 
     monkeypatch.setattr(runs, "train", None)  # a second run trains nothing, and probes nothing
-    monkeypatch.setattr(probing, "probe", None)
+    monkeypatch.setattr(frozen_features, "probe", None)
     assert main(short) == 0
     again = capsys.readouterr().out
     assert "0 runs, 1 at a time; 3 are finished and used again" in again

@@ -7,11 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
-
-from torch.utils.data import Dataset
 
 from eagc_ops.encoder import AnchoredEncoder
 from eagc_ops.training.config import Config, ConfigError
@@ -23,15 +20,15 @@ from eagc_ops.training.data.loaders import (
     TrainLoader,
     Weighting,
     draw_key,
+    evaluation_loader,
     labelled_loader,
     train_loader,
 )
 from eagc_ops.training.data.pixel_cache import LEAST, cache_bytes, find_pixels, fits, pixel_cache
 from eagc_ops.training.data.transforms import split_transform
-from eagc_ops.training.data.trunk_cache import CachedViews, TrunkCache, trunk_cache
+from eagc_ops.training.data.trunk_cache import CachedViews, trunk_cache
 
 VIEWS = 2
-TEST_BATCH = 256
 
 
 class Batches(NamedTuple):
@@ -73,12 +70,9 @@ def batches(
     `main`: show a bar while a cache is built. `automatic`: the place of an automatic pixel cache; None: none.
     """
     data = _with_pixels(data, config, automatic, main)
-    workers, count = config.workers, len(data.labelled)
-    views: Callable[[int, int | None], Dataset]  # of a seed: so many augmented views; None: the test view
-    identity: dict[str, Any]
-    if config.trunk_cache is None:
-        views, identity = partial(_pixels, data), {"pixels": data.image_size}
-    else:
+    workers = config.workers
+    cache = None
+    if config.trunk_cache is not None:
         cache = trunk_cache(
             Path(config.trunk_cache),
             encoder,
@@ -88,12 +82,19 @@ def batches(
             precision=config.precision,
             progress=main,
         )
-        views, identity = partial(_tokens, data, cache), {"tokens": cache.made_of}
+
+    def cached(seed: int, views: int | None) -> CachedViews | None:
+        """So many augmented views, or (None) the test view, of a trunk cache; None: images are decoded."""
+        return None if cache is None else CachedViews(cache, data, seed=seed, views=views)
+
     # The reference model and the clustering have their own random draws.
     reference_seed, clustering_seed = (draw_key(config.seed, -1, i) for i in (0, 4))
+    augmented = cached(clustering_seed, 1) or KeyedViews(
+        data.merged, data.train_transform, 1, clustering_seed
+    )
     labelled, unlabelled = (
-        InOrder(views(config.seed, None), part, TEST_BATCH, workers)
-        for part in (range(count), range(count, len(data.merged)))
+        evaluation_loader(data, labelled=part, workers=workers, fetch=cached(config.seed, None))
+        for part in (True, False)
     )
     return Batches(
         train=train_loader(
@@ -104,30 +105,20 @@ def batches(
             workers=workers,
             rank=rank,
             world=world,
-            fetch=views(config.seed, VIEWS),
+            fetch=cached(config.seed, VIEWS),
         ),
         labelled_train=labelled_loader(
             data,
             batch_size=config.reference_batch_size,
             seed=reference_seed,
             workers=workers,
-            fetch=views(reference_seed, VIEWS),
+            fetch=cached(reference_seed, VIEWS),
         ),
         labelled=lambda: labelled.epoch(0),
         unlabelled=lambda: unlabelled.epoch(0),
-        augmented=InOrder(views(clustering_seed, 1), range(len(data.merged)), TEST_BATCH, workers),
-        identity=identity,
+        augmented=InOrder(augmented, range(len(data.merged)), workers=workers),
+        identity={"pixels": data.image_size} if cache is None else {"tokens": cache.made_of},
     )
-
-
-def _pixels(data: GCDData, seed: int, views: int | None) -> KeyedViews:
-    if views is None:
-        return KeyedViews(data.merged, data.test_transform, 1, 0)
-    return KeyedViews(data.merged, data.train_transform, views, seed)
-
-
-def _tokens(data: GCDData, cache: TrunkCache, seed: int, views: int | None) -> CachedViews:
-    return CachedViews(cache, data, seed=seed, views=views)
 
 
 def _with_pixels(data: GCDData, config: Config, automatic: AutomaticPixels | None, main: bool) -> GCDData:

@@ -26,6 +26,7 @@ from eagc_ops.training.data.image_files import ImageError
 from eagc_ops.training.data.transforms import Normalization, split_transform
 
 Weighting = Literal["simgcd", "selex"]  # of labelled against unlabelled images, see `sampler_weights`
+TEST_BATCH = 256
 GRACE = 30  # seconds that a data worker outlives SIGTERM: as long as Slurm waits before it kills
 
 
@@ -103,13 +104,7 @@ def train_loader(
 
 
 def labelled_loader(
-    data: GCDData,
-    *,
-    batch_size: int,
-    seed: int = 0,
-    views: int = 2,
-    workers: int = 0,
-    fetch: Dataset | None = None,
+    data: GCDData, *, batch_size: int, seed: int = 0, workers: int = 0, fetch: Dataset | None = None
 ) -> TrainLoader:
     """The labelled set, for the reference model: shuffled, augmented, the last partial batch kept.
 
@@ -117,7 +112,7 @@ def labelled_loader(
     """
     size = len(data.labelled)
     return TrainLoader(
-        KeyedViews(data.merged, data.train_transform, views, seed) if fetch is None else fetch,
+        KeyedViews(data.merged, data.train_transform, 2, seed) if fetch is None else fetch,
         lambda generator: torch.randperm(size, generator=generator),
         size=size,
         batch_size=batch_size,
@@ -128,12 +123,21 @@ def labelled_loader(
 
 
 def evaluation_loader(
-    data: GCDData, *, labelled: bool = False, batch_size: int = 256, workers: int = 0
+    data: GCDData,
+    *,
+    labelled: bool = False,
+    batch_size: int = TEST_BATCH,
+    workers: int = 0,
+    fetch: Dataset | None = None,
 ) -> InOrder:
-    """The unlabelled set in order, or the labelled one: one view by the test transform."""
+    """The unlabelled set in order, or the labelled one: one view by the test transform.
+
+    `fetch`: as for `train_loader`.
+    """
     first = len(data.labelled)
     part = range(first) if labelled else range(first, len(data.merged))
-    return InOrder(KeyedViews(data.merged, data.test_transform, 1, 0), part, batch_size, workers)
+    test_views = KeyedViews(data.merged, data.test_transform, 1, 0) if fetch is None else fetch
+    return InOrder(test_views, part, batch_size, workers)
 
 
 def sampler_weights(labelled: int, unlabelled: int, weighting: Weighting = "simgcd") -> Tensor:
@@ -284,7 +288,7 @@ class TrainLoader:
 class InOrder(TrainLoader):
     """The items `part` of the merged set in order, as `fetch` maps them; can be iterated repeatedly."""
 
-    def __init__(self, fetch: Dataset, part: range, batch_size: int, workers: int = 0) -> None:
+    def __init__(self, fetch: Dataset, part: range, batch_size: int = TEST_BATCH, workers: int = 0) -> None:
         super().__init__(
             fetch,
             lambda _: torch.tensor(part),

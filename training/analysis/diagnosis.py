@@ -16,21 +16,21 @@ from eagc_ops.training.engine.loop import Callback, Loop
 
 __all__ = ["MEASURES", "Diagnose"]
 
-MEASURES = (
-    "gdc_clean",
-    "gdc_release",
-    "soc_release",
-    "soc_paper",
-    "rho_grad",
-    "rho_in",
-    "drift",
-    "eep_share",
-    "aga_share",
-    "cos_labelled",
-    "cos_known",
-    "cos_novel",
-    "cos_all",
-)
+MEASURES = {  # and their titles
+    "gdc_clean": "GDC, clean",
+    "gdc_release": "GDC, release",
+    "soc_release": "SOC, release",
+    "soc_paper": "SOC, paper",
+    "rho_grad": "rho_grad",
+    "rho_in": "rho_in",
+    "drift": "drift of labelled features",
+    "eep_share": "share that EEP removes",
+    "aga_share": "share that AGA adds",
+    "cos_labelled": "cos: labelled",
+    "cos_known": "cos: + known unlabelled",
+    "cos_novel": "cos: + novel unlabelled",
+    "cos_all": "cos: all",
+}
 
 
 class Diagnose(Callback):

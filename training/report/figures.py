@@ -14,11 +14,11 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import MaxNLocator
 
+from eagc_ops.training.analysis.diagnosis import MEASURES
 from eagc_ops.training.engine.metrics import BINS
 from eagc_ops.training.engine.run_folder import SCORES
 from eagc_ops.training.report.drawing import Picture, axes, line_style, of_run, picture
 from eagc_ops.training.report.measures import (
-    TITLES,
     explanations,
     has_scores,
     mean_std,
@@ -101,7 +101,7 @@ def measure_figure(groups: Sequence[RunGroup]) -> Picture | None:
                 _draw_mean(axis, i, _curves(group, "diagnosis", _step, name))
             if name == "rho_grad":
                 axis.axhline(_share_of_known_rows(groups), color="0.5", linewidth=1, zorder=0)
-            axis.set(title=TITLES.get(name, name), xlabel="optimizer step")
+            axis.set(title=MEASURES[name], xlabel="optimizer step")
         for axis in here[len(names) :]:
             axis.remove()
     _legend(figure, diagnosed, groups)

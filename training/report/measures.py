@@ -18,21 +18,6 @@ START_MEASURE = (
     "accuracies of SelEx on this page are those of a new k-means at the end of an epoch, from test views, "
     "with ten restarts unless set otherwise."
 )
-TITLES = {
-    "gdc_clean": "GDC, clean",
-    "gdc_release": "GDC, release",
-    "soc_release": "SOC, release",
-    "soc_paper": "SOC, paper",
-    "rho_grad": "rho_grad",
-    "rho_in": "rho_in",
-    "drift": "drift of labelled features",
-    "eep_share": "share that EEP removes",
-    "aga_share": "share that AGA adds",
-    "cos_labelled": "cos: labelled",
-    "cos_known": "cos: + known unlabelled",
-    "cos_novel": "cos: + novel unlabelled",
-    "cos_all": "cos: all",
-}
 
 
 def measures(run: RunRecord) -> dict[str, float]:

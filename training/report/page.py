@@ -16,6 +16,7 @@ from markupsafe import Markup
 
 from eagc_ops.app.files import atomic_write
 from eagc_ops.app.table import Cell, Row, Table
+from eagc_ops.training.analysis.diagnosis import MEASURES
 from eagc_ops.training.data import SPECS
 from eagc_ops.training.engine.facts import RunFacts
 from eagc_ops.training.engine.run_folder import SCORES, scores_text
@@ -25,7 +26,6 @@ from eagc_ops.training.report.measures import (
     BEST,
     BEST_START,
     START_MEASURE,
-    TITLES,
     mean_std,
     measured,
     measures,
@@ -159,7 +159,7 @@ def _results(groups: Sequence[RunGroup]) -> Table:
 
 
 def _diagnosis_columns(groups: Sequence[RunGroup]) -> Columns:
-    return {name: (TITLES.get(name, name), 3) for name in measured(groups)}
+    return {name: (MEASURES[name], 3) for name in measured(groups)}
 
 
 def _table(groups: Sequence[RunGroup], columns: Columns, titles: Sequence[tuple[str, int]] = ()) -> Table:

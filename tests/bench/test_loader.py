@@ -7,8 +7,9 @@ from records import records
 
 from eagc_ops.bench import loader, tables
 from eagc_ops.bench.measure import Spread
-from eagc_ops.training.data import Draw, KeyedViews
+from eagc_ops.training.data import KeyedViews
 from eagc_ops.training.data.catalog import Images
+from eagc_ops.training.data.loaders import Draw
 from eagc_ops.training.data.transforms import protocol_transforms
 
 

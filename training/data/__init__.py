@@ -34,37 +34,26 @@ from eagc_ops.training.data.catalog import Images, read_images
 from eagc_ops.training.data.gcd import GCDData, ImageSubset, open_data
 from eagc_ops.training.data.loaders import (
     Batch,
-    Draw,
     KeyedViews,
     TrainLoader,
     draw_key,
     evaluation_loader,
-    labelled_loader,
-    sampler_weights,
     train_loader,
 )
-from eagc_ops.training.data.splits import ClassSplit, class_split, label_map, labelled_positions
 from eagc_ops.training.data.verification import verify
 
 __all__ = [
     "SPECS",
     "Batch",
-    "ClassSplit",
-    "Draw",
     "GCDData",
     "ImageSubset",
     "Images",
     "KeyedViews",
     "TrainLoader",
-    "class_split",
     "draw_key",
     "evaluation_loader",
-    "label_map",
-    "labelled_loader",
-    "labelled_positions",
     "open_data",
     "read_images",
-    "sampler_weights",
     "train_loader",
     "verify",
 ]

@@ -3,7 +3,8 @@
 import pytest
 
 from eagc_ops.training.config import DATASETS, SPECS, resolve
-from eagc_ops.training.data import catalog, class_split, open_data
+from eagc_ops.training.data import catalog, open_data
+from eagc_ops.training.data.splits import class_split
 from eagc_ops.training.data.transforms import TRANSFORMS
 
 

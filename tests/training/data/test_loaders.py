@@ -14,15 +14,8 @@ import pytest
 import torch
 from PIL import Image
 
-from eagc_ops.training.data import (
-    Batch,
-    Draw,
-    evaluation_loader,
-    labelled_loader,
-    open_data,
-    sampler_weights,
-    train_loader,
-)
+from eagc_ops.training.data import Batch, evaluation_loader, open_data, train_loader
+from eagc_ops.training.data.loaders import Draw, labelled_loader, sampler_weights
 
 
 @pytest.fixture(scope="module")

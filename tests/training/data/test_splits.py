@@ -13,7 +13,8 @@ import struct
 import numpy as np
 import pytest
 
-from eagc_ops.training.data import SPECS, ClassSplit, class_split, label_map, labelled_positions, open_data
+from eagc_ops.training.data import SPECS, open_data
+from eagc_ops.training.data.splits import ClassSplit, class_split, label_map, labelled_positions
 
 GOLDEN = [  # n, first six, last three, sum of RandomState(0).permutation(n)[:n // 2]
     (25_000, [14149, 8946, 22378, 12162, 4879, 12710], [14868, 2999, 24074], 156100160),

@@ -18,7 +18,8 @@ import torch
 from small_caches import first, make_data, make_encoder
 
 from eagc_ops.bench.pixel_views import PixelViews
-from eagc_ops.training.data import Draw, draw_key, train_loader
+from eagc_ops.training.data import draw_key, train_loader
+from eagc_ops.training.data.loaders import Draw
 from eagc_ops.training.data.trunk_cache import (
     CachedViews,
     TrunkCache,

@@ -13,7 +13,8 @@ from torch.nn import functional as F
 
 from eagc_ops.training.analysis.accuracy import accuracy
 from eagc_ops.training.config import ConfigError, resolve
-from eagc_ops.training.data import Draw, KeyedViews, draw_key, open_data
+from eagc_ops.training.data import KeyedViews, draw_key, open_data
+from eagc_ops.training.data.loaders import Draw
 from eagc_ops.training.engine import experiment as experiment_module
 from eagc_ops.training.engine.checkpoint import load_checkpoint
 from eagc_ops.training.engine.experiment import Experiment

@@ -10,6 +10,7 @@ Accuracy(all=..., old=..., new=...)
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def train(
         config, estimate = _with_estimated_k(config, pixels)
         experiment = Experiment(config, pixels)
         start = experiment.starting_point  # read now: one that does not fit must fail before run.json is made
-        facts = experiment.facts.replace(k_estimate=estimate, start=start and start.record)
+        facts = replace(experiment.facts, k_estimate=estimate, start=start and start.record)
         experiment.accelerator.wait_for_everyone()  # every process must see an empty folder before one writes
         folder = RunFolder.create(output, config, facts, experiment.main)
         return _fit(experiment, folder, callbacks, say, begin)

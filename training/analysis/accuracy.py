@@ -41,9 +41,7 @@ def accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
     Accuracy(all=0.6, old=1.0, new=0.0)
     """
     counts, _, matched = _matching(predictions, labels, known)
-    total = counts.sum(0)
-    parts = (slice(None), slice(known), slice(known, None))
-    return Accuracy(*(_ratio(matched[part].sum(), total[part].sum()) for part in parts))
+    return _accuracy(matched, counts.sum(0), known)
 
 
 def class_accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Accuracy:
@@ -57,8 +55,7 @@ def class_accuracy(predictions: ArrayLike, labels: ArrayLike, known: int) -> Acc
     counts, _, matched = _matching(predictions, labels, known)
     total = counts.sum(0)
     of_class = np.divide(matched, total, out=np.zeros(len(total)), where=total > 0)
-    parts = (slice(None), slice(known), slice(known, None))
-    return Accuracy(*(_ratio(of_class[part].sum(), (total[part] > 0).sum()) for part in parts))
+    return _accuracy(of_class, total > 0, known)
 
 
 def naming(predictions: ArrayLike, labels: ArrayLike, known: int) -> Naming:
@@ -77,6 +74,12 @@ def naming(predictions: ArrayLike, labels: ArrayLike, known: int) -> Naming:
     # The matching also gives clusters to novel classes of which there is no image in them.
     taken = (cluster[known:] < known) & (matched[known:] > 0)
     return Naming(_ratio(np.trace(old), old.sum()), _ratio(new[:known].sum(), new.sum()), int(taken.sum()))
+
+
+def _accuracy(right: np.ndarray, total: np.ndarray, known: int) -> Accuracy:
+    """The shares of `right` in `total`, both (classes,), of all classes, of the known and of the others."""
+    parts = (slice(None), slice(known), slice(known, None))
+    return Accuracy(*(_ratio(right[part].sum(), total[part].sum()) for part in parts))
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -20,7 +20,7 @@ FirstAnswer(120 rows in 4 categories, 2 of them known; empty: none)
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -93,8 +93,6 @@ def first_answer(
     known: int,
     *,
     seed: int = 0,
-    restarts: int = 1,
-    say: Callable[[str], None] | None = None,
     processes: Processes = ALONE,
 ) -> FirstAnswer:
     """`k` categories of `features` (N, D), of which the first `known` have labelled rows.
@@ -102,12 +100,9 @@ def first_answer(
     Args:
         label: (N,) int64, the class of a labelled row in 0 .. known - 1, -1 of an unlabelled one.
         seed: of the first centres, and of the sample that stands for more than 20,000 rows.
-        restarts: k-means++ starts of each view beside the one of Ward's hierarchy.
-        say: called with a line about each step; None: silent.
         processes: each has features and labels of its own; they share the views, and get the answer for
             their rows.
     """
-    say = say or (lambda _: None)
     all_labels = processes.joined(label)
     chosen = sample_of_rows(all_labels, seed)
     rows, own = processes.picked(features, chosen), all_labels[chosen]
@@ -119,9 +114,8 @@ def first_answer(
             directions = max(1, round(share * usual_directions(len(rows))))
             metrics[share] = LabelMetric.fit(rows, own, directions=directions)
         if i % processes.count == processes.rank:
-            say(f"view {i + 1} of {len(views)}")
             view = smoothed(metrics[share](rows), neighbours)
-            equal = constrained_kmeans(view, own, k, known, restarts=restarts, seed=seed + i)
+            equal = constrained_kmeans(view, own, k, known, restarts=1, seed=seed + i)
             if neighbours:
                 starts = equal.centres, merged(view, own, k, known, seed=seed + i)
                 tried = (softened(view, own, start, weighed=True) for start in starts)

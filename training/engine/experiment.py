@@ -11,7 +11,7 @@ import contextlib
 import functools
 import os
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -27,23 +27,35 @@ from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.data.batches import AutomaticPixels, batches
 from eagc_ops.training.data.loaders import seeded
 from eagc_ops.training.data.precision import autocast
-from eagc_ops.training.engine.checkpoint import CheckpointError, check_if_ours, load_checkpoint
+from eagc_ops.training.engine.checkpoint import (
+    CheckpointError,
+    check_if_ours,
+    load_checkpoint,
+    tensor_digest,
+)
 from eagc_ops.training.engine.facts import RunFacts
 from eagc_ops.training.engine.memory import keep_freed_memory
+from eagc_ops.training.engine.preconditions import starting_checkpoint
 from eagc_ops.training.engine.ranks import watch
-from eagc_ops.training.engine.starting_point import StartingPoint, read_starting_point
 from eagc_ops.training.engine.store import reference_key, stored, subspace_key
-from eagc_ops.training.methods import METHODS, Problem
+from eagc_ops.training.methods import METHODS, Method, Problem
 from eagc_ops.training.methods.alignment import ALIGNMENTS
 from eagc_ops.training.models.backbones import load_backbone, weight_file
 from eagc_ops.training.models.features import StudentFeatures
 from eagc_ops.training.models.reference_model import known_subspace, train_reference
 from eagc_ops.training.models.student import Student
 
-__all__ = ["Experiment", "device_of", "encoder_of"]
+__all__ = ["Experiment", "device_of", "encoder_of", "read_starting_point"]
 
 # Keys of draws that belong to no epoch: seeded(seed, -1, key). 0, 4 and 5 are taken by batches and SelEx.
 _BACKBONE, _HEADS, _REFERENCE = 1, 2, 3
+
+
+class StartingPoint(NamedTuple):
+    """The trained run that a new one starts from, if its method asks for one (SPTNet: from SimGCD)."""
+
+    weights: dict[str, Tensor]  # named as in `Student.state()`
+    record: dict[str, Any]  # where they come from, for run.json
 
 
 class Experiment:
@@ -210,6 +222,27 @@ class Experiment:
             for buffer in eagc.buffers():
                 dist.broadcast(buffer, 0)
         return eagc
+
+
+def read_starting_point(method: Method, facts: RunFacts, any_trunk: bool = False) -> StartingPoint | None:
+    """The start in the file or run folder `init`; None for a method that needs no trained run.
+
+    One that does not fit the run is a `ConfigError`. `any_trunk`: the trunk is not compared, because the
+    weights of this run do not exist yet.
+    """
+    if method.config.needs_start is None:
+        return None
+    tensors, state = load_checkpoint(starting_checkpoint(method.config))
+    recipe = state.get("identity", {})
+    identity = {**facts.identity, "trunk": recipe.get("trunk")} if any_trunk else facts.identity
+    weights = method.starting_weights(tensors, recipe, identity)
+    record = {
+        "method": recipe["method"],
+        "eagc": recipe["eagc"],
+        "sha256": tensor_digest(weights),
+        "accuracy": state["last"],
+    }
+    return StartingPoint(weights, record)
 
 
 def device_of(config: Config) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, asdict, dataclass, fields
-from dataclasses import replace as replace_fields
 from typing import Any
 
 from eagc_ops.training.config import ConfigError
@@ -42,10 +41,6 @@ class RunFacts:
     def identity(self) -> dict[str, Any]:
         """The facts that decide a run's numbers together with its recipe."""
         return {"split_hash": self.split_hash, "trunk": self.trunk, "inputs": self.inputs}
-
-    def replace(self, **changes: Any) -> RunFacts:
-        """These facts with some of them changed."""
-        return replace_fields(self, **changes)
 
     def to_json(self) -> dict[str, Any]:
         """A JSON-ready dictionary. Optional facts that a run does not have are left out."""

@@ -22,8 +22,7 @@ from eagc_ops.training.config import SPECS, Config, ConfigError
 from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.data import GCDData, open_data
 from eagc_ops.training.engine.checkpoint import load_checkpoint, save_checkpoint
-from eagc_ops.training.engine.experiment import Experiment
-from eagc_ops.training.engine.starting_point import read_starting_point
+from eagc_ops.training.engine.experiment import Experiment, read_starting_point
 from eagc_ops.training.methods.losses import info_nce
 from eagc_ops.training.models.backbones import random_backbone
 from eagc_ops.training.models.optimization import cosine

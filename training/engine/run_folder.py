@@ -17,6 +17,7 @@ import json
 import math
 import os
 from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -76,7 +77,7 @@ class RunFolder:
     @classmethod
     def create(cls, path: str | Path, config: Config, facts: RunFacts, main: bool = True) -> RunFolder:
         """Create a run. The current versions and commit are added to its facts."""
-        facts = facts.replace(versions=environment.versions(), commit=environment.commit())
+        facts = replace(facts, versions=environment.versions(), commit=environment.commit())
         folder = cls(Path(path), config.anywhere(), facts, main)
         if main:
             folder.path.mkdir(parents=True, exist_ok=True)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 from typing import Any
 
-from eagc_ops.app.console import Parser, command, path, whole_number
+from eagc_ops.app.console import Parser, command, whole_number
 from eagc_ops.app.locks import lock
 from eagc_ops.app.places import writable_folder
-from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS
+from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS, add_output
 from eagc_ops.training.config import as_options
 
 
@@ -17,14 +16,7 @@ from eagc_ops.training.config import as_options
 def main(argv: list[str]) -> int:
     """Train SimGCD with and without EAGC on drawn characters, and judge it against the noise floor."""
     parser = Parser(prog="eagc demo", description=main.__doc__)
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=path,
-        default=Path("runs/demo"),
-        metavar="FOLDER",
-        help="folder for runs and report [runs/demo]",
-    )
+    add_output(parser, "runs/demo", "folder for runs and report")
     count: dict[str, Any] = {"type": whole_number(), "metavar": "N"}
     seeds: dict[str, Any] = {"type": whole_number(most=MOST_SEEDS), "metavar": "N"}
     parser.add_argument("--seeds", default=5, help="seeds 0 to N - 1 of every variant [5]", **seeds)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 from eagc_ops.app.console import Parser, command, path, whole_number
 from eagc_ops.app.places import writable_file
+from eagc_ops.training.commands.common import config_without_training
 from eagc_ops.training.config import (
     SPECS,
     Config,
     ConfigError,
     add_config_arguments,
     as_options,
-    config_from_arguments,
     recipe_of,
 )
 from eagc_ops.training.config.places import check_root
@@ -46,8 +45,7 @@ def main(argv: list[str]) -> int:
     output, labels, epochs, half = (settings.pop(name) for name in ("output", "labels", "epochs", "half"))
     if settings["backbone"] is None:
         settings["backbone"] = SPECS[recipe_of(argv).dataset].own_encoder or "vit_glyphs"
-    # The batch size is not used, but it must fit a small data set.
-    config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
+    config = config_without_training(settings)
     config.check_sizes(config.published_sizes())
     check_root(config.dataset, config.root, "--root")
     if labels and config.dataset not in ("glyphs", "folder"):

@@ -2,39 +2,21 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from eagc_ops.app.console import Parser, command, path, whole_number
 from eagc_ops.app.places import writable_file, writable_folder
-from eagc_ops.training.commands.common import RUNS, list_unreadable
+from eagc_ops.training.commands.common import OF_FEATURES, RUNS, config_without_training, list_unreadable
 from eagc_ops.training.config import (
     Config,
     add_config_arguments,
     as_options,
-    config_from_arguments,
     recipe_of,
 )
 from eagc_ops.training.engine.preconditions import check_run
 
 FEATURES = RUNS / "features"
-SETTINGS = (
-    "dataset",
-    "preset",
-    "root",
-    "split_file",
-    "skip_unreadable",
-    "glyphs",
-    "image_size",
-    "channels",
-    "backbone",
-    "weights",
-    "lambda_a",
-    "lambda_p",
-    "seed",
-    "device",
-    "workers",
-)
+SETTINGS = ("preset", "lambda_a", "lambda_p", *OF_FEATURES)
 
 
 @command("eagc probe", as_options)
@@ -70,8 +52,7 @@ def main(argv: list[str]) -> int:
     labelled_alone = not energies  # other energies are those of unlabelled images too
 
     def own_config(settings: dict[str, Any]) -> Config:
-        # The batch size is not used, but it must fit a small data set.
-        config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
+        config = config_without_training(settings)
         check_run(config, labelled_alone=labelled_alone)
         return config
 

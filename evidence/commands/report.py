@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from functools import partial
-from pathlib import Path
 
 from eagc_ops.app.console import Parser, command, path
 from eagc_ops.app.places import writable_folder
-from eagc_ops.training.commands.common import MOVED
+from eagc_ops.training.commands.common import MOVED, add_output
 from eagc_ops.training.config import add_config_arguments, as_options
 from eagc_ops.training.engine.preconditions import changed
 from eagc_ops.training.engine.run_folder import RunFolder
@@ -24,14 +23,7 @@ def main(argv: list[str]) -> int:
         metavar="RUN",
         help="folder of a run; runs that differ only in the seed are averaged",
     )
-    parser.add_argument(
-        "-o",
-        "--output",
-        type=path,
-        default=Path("out"),
-        metavar="FOLDER",
-        help="folder for report.html [out]",
-    )
+    add_output(parser, "out", "folder for report.html")
     parser.add_argument(
         "--pictures",
         action="store_true",

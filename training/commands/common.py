@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import shlex
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from eagc_ops.app.console import path
 from eagc_ops.app.places import readable_file
-from eagc_ops.training.config import LISTED_NOW, ConfigError
+from eagc_ops.training.config import LISTED_NOW, Config, ConfigError, config_from_arguments
 from eagc_ops.training.config.places import check_root
 from eagc_ops.training.engine.preconditions import changed
 from eagc_ops.training.engine.run_folder import RunFolder
@@ -23,6 +25,24 @@ MOVED = (
     *("root", "split_file", "skip_unreadable", "weights", "init", "pixel_cache", "trunk_cache"),
     *("device", "workers"),
 )
+# What features of a pretrained encoder depend on, and the machine that computes them
+OF_FEATURES = (
+    *("dataset", "root", "split_file", "skip_unreadable", "glyphs", "image_size", "channels", "backbone"),
+    *("weights", "seed", "device", "workers"),
+)
+
+
+def add_output(parser: argparse.ArgumentParser, default: str, text: str) -> None:
+    """Add the option --output, a folder."""
+    parser.add_argument(
+        "-o", "--output", type=path, default=Path(default), metavar="FOLDER", help=f"{text} [{default}]"
+    )
+
+
+def config_without_training(settings: Mapping[str, Any]) -> Config:
+    """The configuration of a command that trains nothing."""
+    # The batch size is not used, but it must fit a small data set.
+    return config_from_arguments(argparse.Namespace(**settings, batch_size=2))
 
 
 def is_main_process() -> bool:

@@ -2,43 +2,25 @@
 
 from __future__ import annotations
 
-import argparse
 from typing import Any
 
 from eagc_ops.app.console import Parser, command, whole_number
 from eagc_ops.app.places import writable_folder
-from eagc_ops.training.commands.common import RUNS, list_unreadable
+from eagc_ops.training.commands.common import OF_FEATURES, RUNS, config_without_training, list_unreadable
 from eagc_ops.training.config import (
     Config,
     add_config_arguments,
     as_options,
-    config_from_arguments,
     recipe_of,
 )
 from eagc_ops.training.engine.preconditions import check_run
-
-SETTINGS = (
-    "dataset",
-    "root",
-    "split_file",
-    "skip_unreadable",
-    "glyphs",
-    "image_size",
-    "channels",
-    "backbone",
-    "weights",
-    "seed",
-    "pixel_cache",
-    "device",
-    "workers",
-)
 
 
 @command("eagc estimate-k", as_options)
 def main(argv: list[str]) -> int:
     """Estimate the number of classes of a data set: the K whose k-means agrees best with the known labels."""
     parser = Parser(prog="eagc estimate-k", description=main.__doc__)
-    add_config_arguments(parser, SETTINGS, recipe_of(argv))
+    add_config_arguments(parser, (*OF_FEATURES, "pixel_cache"), recipe_of(argv))
     parser.add_argument(
         "--search", choices=("brent", "bisection"), default="brent", help="how K is searched [brent]"
     )
@@ -90,7 +72,6 @@ def main(argv: list[str]) -> int:
 
 
 def _checked(settings: dict[str, Any]) -> Config:
-    # The batch size is not used, but it must fit a small data set.
-    config = config_from_arguments(argparse.Namespace(**settings, batch_size=2))
+    config = config_without_training(settings)
     check_run(config)
     return config

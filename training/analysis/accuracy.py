@@ -3,7 +3,6 @@ becomes of known and novel images without it."""
 
 from __future__ import annotations
 
-from statistics import NormalDist
 from typing import NamedTuple
 
 import numpy as np
@@ -112,15 +111,15 @@ def _vector(name: str, values: ArrayLike) -> np.ndarray:
     return array.astype(np.int64)
 
 
-def wilson(right: int, count: int, level: float = 0.95) -> tuple[float, float]:
-    """The Wilson interval of a share of which `right` of `count` independent cases are counted.
+def wilson(right: int, count: int) -> tuple[float, float]:
+    """The Wilson interval, at 95 %, of a share of which `right` of `count` independent cases are counted.
 
     It stays inside [0, 1], and is honest for few cases and for shares near 0 and 1.
 
     >>> [round(end, 3) for end in wilson(12, 12)]
     [0.758, 1.0]
     """
-    z = NormalDist().inv_cdf((1 + level) / 2)
-    middle, spread = right + z * z / 2, z * (right * (count - right) / count + z * z / 4) ** 0.5
-    low, high = ((middle + sign * spread) / (count + z * z) for sign in (-1, 1))
-    return max(low, 0.0), min(high, 1.0)
+    from scipy.stats import binomtest  # takes a moment to import
+
+    low, high = binomtest(right, count).proportion_ci(0.95, "wilson")
+    return float(low), float(high)

@@ -26,7 +26,7 @@ from eagc_ops.training.report.measures import (
     measures,
     number,
 )
-from eagc_ops.training.report.runs import RunGroup, Sweep, help_text, sweeps
+from eagc_ops.training.report.runs import RunGroup, Sweep, sweeps
 
 Curve = list[tuple[float, float]]  # (x, y) of a run
 
@@ -228,7 +228,7 @@ def _draw_sweep(axis: Axes, sweep: Sweep) -> None:
 
 
 def _help(sweep: Sweep) -> str:
-    return help_text(sweep.points[0][1].runs[0].config, sweep.setting)
+    return sweep.points[0][1].runs[0].config.help_texts()[sweep.setting]
 
 
 def _draw_histograms(axis: Axes, group: RunGroup, name: str, colour: str) -> None:

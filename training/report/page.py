@@ -100,7 +100,7 @@ def _section(
         for figures in (RESULTS, DIAGNOSTICS)
     )
     weight_pictures, weight_notes = weights(groups) if weights is not None else ([], [])
-    diagnosed = _diagnosis_columns(groups)
+    diagnosed = {name: (MEASURES[name], 3) for name in measured(groups)}
     return {
         "title": SPECS[runs[0].config.dataset].title,
         "problem": _problem(runs[0].facts),
@@ -156,10 +156,6 @@ def _results(groups: Sequence[RunGroup]) -> Table:
     columns = {prefix + name: (name.capitalize(), 1) for prefix in titles for name in SCORES}
     columns["seconds"] = ("s / epoch", 2)
     return _table(groups, columns, [*((title, len(SCORES)) for title in titles.values()), ("time", 1)])
-
-
-def _diagnosis_columns(groups: Sequence[RunGroup]) -> Columns:
-    return {name: (MEASURES[name], 3) for name in measured(groups)}
 
 
 def _table(groups: Sequence[RunGroup], columns: Columns, titles: Sequence[tuple[str, int]] = ()) -> Table:

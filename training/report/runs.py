@@ -124,11 +124,6 @@ def recipe(run: RunRecord) -> dict[str, Any]:
     return {name: value for name, value in run.config.recipe().items() if name != "seed"}
 
 
-def help_text(config: Config, setting: str) -> str:
-    """The help text of a setting."""
-    return config.help_texts()[setting]
-
-
 def _recipes_with_numbers(groups: Sequence[RunGroup]) -> list[dict[str, Any]]:
     """The recipes of the groups; a `reference_blocks` of None becomes a number if any group has one."""
     recipes = [recipe(group.runs[0]) for group in groups]

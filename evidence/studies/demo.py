@@ -14,7 +14,7 @@ The data set `glyphs` has 60 characters, 10 of them known, and an encoder that c
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -124,36 +124,25 @@ def run_demo(home: Path, *, seeds: int, epochs: int, at_a_time: int, fresh: bool
 
 def summary(measured: Measured) -> str:
     """Two tables: of the values, mean ± std over seeds, and of paired differences against the baseline."""
-    seeds = ", ".join(str(seed) for seed in measured[BASELINE])
-    rows = [
-        Row(
-            [
-                _title(variant),
-                *(
-                    plus_minus([v[name] for v in by_seed.values()], digits)
-                    for name, (_, digits) in COLUMNS.items()
-                ),
-            ]
-        )
-        for variant, by_seed in measured.items()
-    ]
-    paired = [
-        Row(
-            [
-                _title(variant),
-                *(_interval(difference(measured, variant, name), digits) for name, digits in shown),
-            ]
-        )
-        for variant in measured
-        if variant != BASELINE
-        for shown in [[(name, COLUMNS[name][1]) for name in COLUMNS]]
-    ]
-    header = ["", *(heading for heading, _ in COLUMNS.values())]
+
+    def table(variants: Iterable[str], cell: Callable[[str, str, int], str]) -> str:
+        rows = [
+            Row([_title(variant), *(cell(variant, name, digits) for name, (_, digits) in COLUMNS.items())])
+            for variant in variants
+        ]
+        return Table(["", *(heading for heading, _ in COLUMNS.values())], rows).text()
+
+    def value(variant: str, name: str, digits: int) -> str:
+        return plus_minus([values[name] for values in measured[variant].values()], digits)
+
+    def paired(variant: str, name: str, digits: int) -> str:
+        return _interval(difference(measured, variant, name), digits)
+
+    seeds, others = ", ".join(map(str, measured[BASELINE])), [name for name in measured if name != BASELINE]
     return (
         f"Last epoch, mean ± std over seeds {seeds}; GDC and SOC (unit-norm, centred features, k = 16) are "
-        f"means over the run:\n{Table(header, rows).text()}\n\nPaired differences against (baseline): same "
-        "seed, reference model and draws; mean over seeds and its 95% "
-        f"interval:\n{Table(header, paired).text()}"
+        f"means over the run:\n{table(measured, value)}\n\nPaired differences against (baseline): same seed, "
+        f"reference model and draws; mean over seeds and its 95% interval:\n{table(others, paired)}"
     )
 
 

@@ -157,7 +157,6 @@ def evaluated(cell: Cell, planned: Sequence[StudyRun], numbers: Mapping[str, Run
 
 def compare(values: Values, arm: str, measure: str = "all") -> Comparison:
     """The paired differences of an arm to the baseline, in points."""
-
     paired, null = (_differences(values, of, measure) for of in (arm, NULL))
     floor = max((abs(difference) for difference in null.differences), default=math.nan)
     return Comparison(paired, *bootstrap_interval(paired.differences), floor)
@@ -300,12 +299,11 @@ def _arms(values: Values) -> Table:
 
 def _paired(values: Values) -> Table:
     """All arms against the baseline; the p-values of this table are not corrected."""
-    rows = []
-    for arm in (arm for arm in values if arm != BASELINE):
-        cells = [arm]
-        for score in SCORES:
-            cells.append(_interval(compare(values, arm, score)))
-        rows.append(Row(cells))
+    rows = [
+        Row([arm, *(_interval(compare(values, arm, score)) for score in SCORES)])
+        for arm in values
+        if arm != BASELINE
+    ]
     return Table(["difference to the baseline", *(score.capitalize() for score in SCORES)], rows)
 
 

@@ -51,7 +51,7 @@ def numbers_of(run: PlannedRun) -> tuple[Numbers, str] | None:
 def finished(plan: Plan) -> dict[str, tuple[Numbers, str]]:
     """The measures of all finished runs and their commits, also of those that are in the table alone."""
     elsewhere = plan.elsewhere()
-    found = {}
+    found: dict[str, tuple[Numbers, str]] = {}
     for run in plan.runs():
         name = run.folder.name
         if name in elsewhere:

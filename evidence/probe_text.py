@@ -46,11 +46,11 @@ def probe_values(found: Probe) -> dict[str, Any]:
         f"{played} of {found.known} known classes play{'s' * (played == 1)} novel, in {found.choices} random "
         f"choices; ± is the standard deviation of the AUC over them.",
         _extrapolation(found),
-        f"EEP: share of the gradient that it removes at lambda_p {found.lambda_p:g}, of rows of known and of "
-        "novel classes.",
-        f"AGA: with features {DRIFT:.0%} of their norm away from the reference model, its term is about "
-        f"{found.aga:.0%} of the labelled gradient of a run at lambda_a {found.lambda_a:g}, within a factor "
-        "of 2 where this was compared with runs.",
+        f"EEP: share of the gradient that it removes from rows of known and of novel classes, at lambda_p "
+        f"{found.lambda_p:g}.",
+        f"AGA: its term is about {found.aga:.0%} of a run's labelled gradient, at lambda_a "
+        f"{found.lambda_a:g} and if features drift from the reference model by {DRIFT:.0%} of their norm "
+        "(within a factor of 2 in the runs we compared).",
         NO_ACCURACY,
     ]
     apertures = [c.size for c in found.candidates if c.subspace == "conceptor"]
@@ -68,8 +68,10 @@ def energies_text(ranked: Sequence[RankedEnergy]) -> str:
     """Other energies, best first."""
     rows = [Row([e.name, f"{e.auc:.3f}", f"{e.tau_known:.3f}", f"{e.tau_novel:.3f}"]) for e in ranked]
     table = Table(["energy", "AUC", "tau known", "tau novel"], rows)
-    whitened = f"the whitened one with ridge {RIDGE:.0%} and aperture {ENERGY_APERTURE:g} (--energy whitened)"
-    end = f"A run uses the energy of the conceptor, or {whitened}; the nearest class is not in the operator."
+    whitened = (
+        f"the whitened energy with ridge {RIDGE:.0%} and aperture {ENERGY_APERTURE:g} (--energy whitened)"
+    )
+    end = f"A run uses the conceptor's energy, or {whitened}; the operator does not have the nearest class."
     return f"{table.text()}\n\n{end}"
 
 
@@ -97,7 +99,7 @@ def probe_of(folders: Iterable[Path]) -> Probe | None:
 def _extrapolation(found: Probe) -> str:
     if found.half == found.most:
         return (
-            f"All numbers are those of {found.most} known classes, too few to extrapolate to {found.known}: "
+            f"All numbers are for {found.most} known classes, too few to extrapolate to {found.known}: "
             "with more known classes the AUC is lower."
         )
     return (

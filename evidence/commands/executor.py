@@ -24,23 +24,23 @@ def add_executor_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--executor",
         choices=("local", "slurm", "none"),
-        help="local: on this machine; slurm: one job for each run, which goes on by itself if it is "
-        "preempted; none: train nothing, collect what is finished [local]",
+        help="local: on this machine; slurm: one job for each run, which continues by itself after a "
+        "preemption; none: train nothing, collect finished runs [local]",
         **own,
     )
-    group.add_argument("--partition", metavar="NAME", help="of Slurm [the cluster's default]", **own)
+    group.add_argument("--partition", metavar="NAME", help="Slurm partition [the cluster's default]", **own)
     group.add_argument(
         "--time",
         type=whole_number(),
         metavar="MINUTES",
-        help="of a Slurm job; a run that takes longer goes on in the next one [240]",
+        help="time limit of a Slurm job; a longer run continues in the next job [240]",
         **own,
     )
     group.add_argument(
-        "--gpus", type=whole_number(least=0), metavar="N", help="of a run with Slurm [1]", **own
+        "--gpus", type=whole_number(least=0), metavar="N", help="GPUs per run, with Slurm [1]", **own
     )
     group.add_argument(
-        "--array-size", type=whole_number(), metavar="N", help="jobs in one array of Slurm [1000]", **own
+        "--array-size", type=whole_number(), metavar="N", help="jobs in one Slurm array [1000]", **own
     )
     group.add_argument(
         "--sbatch",
@@ -52,8 +52,8 @@ def add_executor_arguments(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "--commands",
         action="store_true",
-        help="print a command for each run that is left, for other schedulers, and train nothing; the same "
-        "command again goes on with its run",
+        help="print a command for each run that is left, for other schedulers, and train nothing; run again, "
+        "such a command continues its run",
         **own,
     )
 

@@ -22,7 +22,7 @@ SETTINGS = ("dataset", "root", "image_size", "channels")
 
 @command("eagc pretrain", as_options)
 def main(argv: list[str]) -> int:
-    """Pretrain a small encoder on the images of a data set, without labels or with those of other classes."""
+    """Pretrain a small encoder on a data set, without labels or with labels of other classes."""
     parser = Parser(prog="eagc pretrain", description=main.__doc__)
     parser.add_argument(
         "-o", "--output", type=path, required=True, metavar="FILE", help="weights to write (.safetensors)"
@@ -34,8 +34,8 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--labels",
         action="store_true",
-        help="learn from labels of other classes: glyphs has characters that are no classes; a folder must "
-        "hold other classes than those to be discovered",
+        help="learn from labels of other classes: glyphs has extra characters for this; a folder must "
+        "have other classes than those you want to discover",
     )
     parser.add_argument(
         "--epochs", type=whole_number(), default=10, metavar="N", help="passes over the images [10]"

@@ -72,14 +72,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument(
         "--confirm",
         action="store_true",
-        help="the second study, which asks again, of other characters and seeds, what the first one found "
-        "without having asked: does EAGC keep the known classes?",
+        help="the second study: does EAGC keep the known classes? It asks, with other characters and seeds, "
+        "what the first study saw without having asked",
     )
     parser.add_argument("--dry-run", action="store_true", help="show the runs and their time, train nothing")
     parser.add_argument(
         "--background",
         action="store_true",
-        help="go on in a process of its own, which outlives this terminal; its lines go to study.log",
+        help="run in a process of its own that outlives this terminal; it writes to study.log",
     )
     parser.add_argument(
         "--known",
@@ -102,7 +102,7 @@ def main(argv: list[str]) -> int:
         nargs="+",
         choices=[METHOD, *OTHERS],
         default=[METHOD, *OTHERS],
-        help="train only these now [all]; the others than simgcd at 10 known classes, recipe paper",
+        help="train only these now [all]; methods other than simgcd run at 10 known classes, recipe paper",
     )
     parser.add_argument(
         "--seeds",
@@ -114,14 +114,14 @@ def main(argv: list[str]) -> int:
         "--epochs",
         type=whole_number(),
         metavar="N",
-        help=f"epochs of every run, fixed likewise [{SETTINGS['epochs']}]",
+        help=f"epochs of every run, fixed when the study begins [{SETTINGS['epochs']}]",
     )
     parser.add_argument(
         "--earlier",
         type=path,
         metavar="FOLDER",
         help="folder of an earlier part of the same study, or a copy of its study.json, evidence.md, "
-        "evidence.csv and figures: what is complete there counts, and is not trained again",
+        "evidence.csv and figures: whatever is complete there counts and is not trained again",
     )
     parser.add_argument(
         "--jobs",

@@ -211,7 +211,7 @@ def _effect(variant: str, paired: Paired, floor: float) -> str:
         return f"{name}: no effect is shown. All {signed(paired.mean)} points: one seed has no interval."
     change = f"All {signed(paired.mean)} points, 95% interval {signed(paired.low)} to {signed(paired.high)}"
     if paired.clear and abs(paired.mean) <= floor:
-        return f"{name}: no effect is shown. {change}: not more than rounding does."
+        return f"{name}: no effect is shown. {change}: no more than rounding does."
     if paired.clear and paired.p >= LEVEL:
         word = "higher" if paired.mean > 0 else "lower"
         return f"{name}: {word} in these seeds, which are too few to say more. {change}, p = {paired.p:.2g}."

@@ -80,7 +80,7 @@ def how_to_finish(folder: RunFolder) -> str:
     if folder.result() is not None:
         return "restore a copy"
     if folder.config.dataset == "discover":
-        return "type its `eagc discover` command again first"
+        return "run its `eagc discover` command again first"
     return f"go on with it first, by eagc train --resume {shlex.quote(str(folder.path))}"
 
 

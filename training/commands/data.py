@@ -31,8 +31,8 @@ def main(argv: list[str]) -> int:
 
 def _add_verify(commands: Any) -> None:
     line = (
-        "open every image, compare the data set with the published counts, and list its faults "
-        "(exit code 1 if it has any)"
+        "open every image, compare the data set with the published counts, and list what is wrong "
+        "(exit code 1 if anything is)"
     )
     check = commands.add_parser("verify", help=line, description=line)
     check.add_argument("--dataset", required=True, choices=DATASETS, help="data set")
@@ -43,14 +43,16 @@ def _add_verify(commands: Any) -> None:
         help="class split of SSB data sets (.pkl or .json) or of a plain image folder",
     )
     check.add_argument(
-        "--deep", action="store_true", help="decode all pixels instead of headers and ends of files"
+        "--deep",
+        action="store_true",
+        help="decode all pixels instead of reading only the headers and ends of files",
     )
     check.add_argument(
         "-o",
         "--output",
         type=path,
         metavar="FILE",
-        help="write the training images that cannot be read to FILE (.json), with which `eagc train "
+        help="list the training images that cannot be read in FILE (.json); `eagc train "
         "--skip-unreadable FILE` trains without them",
     )
 
@@ -87,8 +89,8 @@ def _verify(arguments: argparse.Namespace) -> int:
 def _add_download(commands: Any) -> None:
     fetched = [name for name, spec in SPECS.items() if spec.archive_bytes]
     line = (
-        f"fetch and unpack {', '.join(fetched)}, and compare the archive with its published checksum; of the "
-        "other data sets, say where they are published and how their folder looks"
+        f"fetch and unpack {', '.join(fetched)}, and check the archive's published checksum; for the "
+        "other data sets, say where to get them and what their folder looks like"
     )
     get = commands.add_parser("download", help=line, description=line)
     get.add_argument("dataset", choices=DATASETS, help="data set")

@@ -52,7 +52,7 @@ def main(argv: list[str]) -> int:
             del settings["skip_unreadable"]  # the run has its list
         result = _resume(run, settings)
     if is_main_process() and result["best"] is None:  # a discovery
-        print(f"{run} is trained: type its `eagc discover` command again to write what was found")
+        print(f"{run} is trained: run its `eagc discover` command again to write the results")
     elif is_main_process():
         for which in sorted(("last", "best"), key=lambda which: which != result["headline"]):
             print(f"{EPOCHS[which]} ({result[which]['epoch'] + 1}): {scores_text(result[which])}")

@@ -182,8 +182,8 @@ def _add_option(section: Any, name: str, field: FieldInfo, default: str) -> None
             action=_Null,
             nargs=0,
             default=argparse.SUPPRESS,
-            help="a null run: both lambdas 1e-4, so that its difference to --no-eagc is rounding alone, the "
-            "noise floor of a comparison",
+            help="a null run: both lambdas are 1e-4, so it differs from --no-eagc only by rounding, which is "
+            "the noise floor of a comparison",
         )
     elif name == "skip_unreadable":
         section.add_argument(_flag(name), nargs="?", const=LISTED_NOW, metavar="FILE", **settings)

@@ -47,7 +47,7 @@ class Diagnosis(Settings):
     steps: int | None = Field(None, ge=1, description="stop measuring at this step; none: measure to the end")
     parameters: Literal["block", "all"] = Field(
         "block",
-        description="gradients to compare: those of the last block, as the released code does, "
+        description="gradients to compare: the last block's, as in the released code, "
         "or of all trained parameters, as in the paper",
     )
     k: int = Field(16, ge=1, description="number of leading directions in SOC")
@@ -65,7 +65,7 @@ class Glyphs(Settings):
     strength: float = Field(
         0.7, ge=0, le=1, description="strength of the deformations; 0: plain drawings, 1: hard to read"
     )
-    skip: int = Field(0, ge=0, description="characters of the list before the first class: other classes")
+    skip: int = Field(0, ge=0, description="how many characters of the list to skip, to get other classes")
 
     @model_validator(mode="after")
     def _exist_and_some_are_novel(self) -> Self:
@@ -93,9 +93,9 @@ class Config(Settings):
     dataset: str = Field("digits", description="data set; 'glyphs' and 'digits' need no download")
     preset: Literal["baseline", "paper", "release", "recommended"] = Field(
         "paper",
-        description="recipe: the method's own without EAGC, that of the paper's text, that of the released "
-        "scripts, or the paper's with a warm start and a smaller rate of the encoder, not confirmed yet "
-        "(SPTNet keeps its own epochs and learning rates in all of them)",
+        description="recipe. baseline: the method's own, without EAGC; paper: the paper's text; release: the "
+        "released scripts; recommended: paper with a warm start and a smaller encoder rate, not confirmed "
+        "yet. SPTNet keeps its own epochs and learning rates in all of them",
     )
     root: Annotated[Place | None, MACHINE] = Field(None, description="folder of the data set")
     split_file: Annotated[Place | None, MACHINE] = Field(
@@ -103,16 +103,16 @@ class Config(Settings):
     )
     skip_unreadable: Annotated[Place | None, MACHINE] = Field(
         None,
-        description="leave out images that cannot be read: those in a list that `eagc data verify "
-        "-o FILE` wrote; without FILE, the command looks at all pixels first",
+        description="leave out images that cannot be read: those listed in FILE by `eagc data verify "
+        "-o FILE`; without FILE, the command first decodes all pixels",
     )
     image_size: int | None = Field(
         None, ge=1, le=4096, description="side of the square input in pixels; none: the data set's own"
     )
     flip: Annotated[bool | None, ADDED] = Field(
         None,
-        description="mirror half of the training views; none: if a mirrored image of this data set is one of "
-        "the same class",
+        description="mirror half of the training views; none: mirror if that keeps the class in this "
+        "data set",
     )
     channels: Annotated[Literal[1, 3] | None, ADDED] = Field(
         None,
@@ -121,20 +121,20 @@ class Config(Settings):
     )
     backbone: str = Field(
         "dino_vitb16",
-        description="encoder: dino_vitb16, dinov2_vitb14_reg4, lite0, vit_glyphs, vit_digits or the timm "
-        "name of a ViT or a ResNet",
+        description="encoder: dino_vitb16, dinov2_vitb14_reg4, lite0, vit_glyphs, vit_digits, timm's "
+        "name of a ViT or ResNet, or your own package.module:factory",
     )
     weights: Annotated[Place, MACHINE] = Field(
         "pretrained",
-        description="weights of the backbone: pretrained (timm's own, from the hub's cache or the hub; "
-        "lite0: from its package), random (from the seed), or a file (.pth or .safetensors); digits: if left "
-        "out, an encoder is pretrained first",
+        description="weights of the backbone: pretrained (timm's own, from the hub or its cache; "
+        "lite0: from its package), random (from the seed), or a file (.pth or .safetensors); for digits the "
+        "default is to pretrain an encoder first",
     )
     glyphs: Annotated[Glyphs, ADDED] = Field(Glyphs(), description="images of the data set glyphs")
     k: Annotated[int, Field(ge=1)] | Literal["estimate"] | None = Field(
         None,
-        description="number of classes to train for, known and novel; "
-        "'estimate': estimate it before training; none: the true number",
+        description="number of classes to train for, known and novel together; "
+        "estimate: estimate it before training; none: the true number",
     )
     seed: int = Field(0, ge=0, le=LARGEST_SEED, description="random seed (draws, augmentations, heads)")
 
@@ -151,27 +151,27 @@ class Config(Settings):
         2.0,
         ge=1e-6,
         le=1e6,
-        description="aperture eta of the conceptor, which is 0 below and a plain projection above its range",
+        description="aperture of the conceptor; a larger one captures more of each direction",
     )
     pca_k: int = Field(16, ge=1, description="directions of the subspace 'pca'")
     anchor: Literal["mean", "sum"] = Field(
-        "mean", description="anchor term: divided by labelled rows times D (released), or as in the paper"
+        "mean", description="anchor term: divided by labelled rows x D (released), or the sum of the paper"
     )
     alignment: Literal["gradient", "proximal", "gram", "relation"] = Field(
         "gradient",
-        description="hold labelled features to the reference model by the anchor term (AGA), "
-        "or by a loss with weight lambda_a instead",
+        description="how to keep labelled features near the reference model: by the anchor term (AGA), "
+        "or instead by a loss with weight lambda_a",
     )
     tau: Literal["energy", "uniform"] = Field(
         "energy", description="projection weight by energy, or 1 for every unlabelled row (ablation)"
     )
     energy: Annotated[Literal["conceptor", "whitened"], ADDED] = Field(
         "conceptor",
-        description="energy that tau is made of: that of the known-class subspace itself, or that of a "
-        "conceptor of features whitened by the covariance of all images, labelled and unlabelled",
+        description="energy behind tau: of the known-class subspace itself, or of a conceptor of "
+        "features whitened by the covariance of all images, labelled and unlabelled",
     )
     energy_momentum: float | None = Field(
-        None, ge=0, lt=1, description="EMA momentum of the labelled rows' mean energy; none: it is fixed"
+        None, ge=0, lt=1, description="EMA momentum of the labelled rows' mean energy; none: keep it fixed"
     )
 
     # The student
@@ -219,10 +219,10 @@ class Config(Settings):
 
     # Hardware, cache and log
     device: Annotated[Literal["auto", "cpu"], MACHINE] = Field(
-        "auto", description="device to compute on; auto: the one that Accelerate chooses"
+        "auto", description="device to compute on; auto: Accelerate's choice"
     )
     precision: Literal["no", "bf16", "fp16"] = Field(
-        "no", description="mixed precision (released numbers: no)"
+        "no", description="mixed precision (the released numbers use no)"
     )
     tf32: Annotated[bool, ADDED] = Field(
         False,
@@ -232,7 +232,7 @@ class Config(Settings):
     compile: Annotated[bool, ADDED] = Field(
         False,
         description="compile the blocks of trunk and tail with torch.compile: the first steps take longer, "
-        "the others less time on a GPU, and roundings differ",
+        "the others are faster on a GPU, and rounding differs",
     )
     deterministic: bool = Field(
         False,
@@ -240,7 +240,7 @@ class Config(Settings):
     )
     pixel_cache: Annotated[Place, MACHINE] = Field(
         "auto",
-        description="folder for decoded and resized images, which draws then only crop and flip; auto: "
+        description="folder for decoded and resized images, so that every draw only crops and flips; auto: "
         "`pixels` beside the run, if it takes 8 MB to 16 GB and at most half of the free disk; off: decode "
         "at every draw",
     )
@@ -258,21 +258,21 @@ class Config(Settings):
         0, ge=0, le=256, description="data loader processes; the random draws do not depend on their number"
     )
     log_every: Annotated[int, MACHINE] = Field(
-        20, ge=1, description="steps between log lines; only then are values read from the device"
+        20, ge=1, description="steps between log lines; values are read from the device only then"
     )
     checkpoint_every: Annotated[int, MACHINE] = Field(
-        0, ge=0, description="steps between checkpoints inside an epoch; 0: none inside"
+        0, ge=0, description="steps between checkpoints inside an epoch; 0: none"
     )
     checkpoint_epochs: Annotated[int, MACHINE] = Field(
-        1, ge=1, description="epochs between checkpoints at the end of an epoch; the last epoch has one"
+        1, ge=1, description="epochs between checkpoints; the last epoch always has one"
     )
     evaluate_every: Annotated[int, ADDED] = Field(
         1,
         ge=1,
-        description="epochs between evaluations, among which the best epoch is found; the last epoch has one",
+        description="epochs between evaluations, which include the last epoch and give the best one",
     )
     tensorboard_every: Annotated[int, MACHINE] = Field(
-        1, ge=0, description="epochs between those whose numbers TensorBoard gets; 0: it gets none"
+        1, ge=0, description="epochs between TensorBoard entries; 0: none"
     )
     diagnose: Annotated[Diagnosis | None, MACHINE] = Field(
         None,
@@ -280,7 +280,8 @@ class Config(Settings):
         "the run itself does not change",
     )
     headline: Literal["last", "best"] = Field(
-        "last", description="epoch to report first; the best one is chosen by the true labels of U"
+        "last",
+        description="epoch to report first; the best one is chosen with the truth about unlabelled images",
     )
 
     @model_validator(mode="before")

@@ -195,9 +195,9 @@ def _judgment(paired: Paired, floor: float | None) -> str:
     if paired.p >= LEVEL:
         return f"{in_these}, which are too few to say more"
     if floor is None:
-        return f"{in_these} (no null run, `eagc train --null`, says how much of it is rounding)"
+        return f"{in_these} (a null run, `eagc train --null`, would show how much of it is rounding)"
     if abs(paired.mean) <= floor:
-        return "not more than rounding does"
+        return "no more than rounding does"
     return "better" if paired.mean > 0 else "worse"
 
 

@@ -70,7 +70,7 @@ def test_the_verdict_weighs_a_difference_against_interval_and_noise_floor():
     assert "EAGC: higher in these seeds, which are too few to say more. All +3.1 points" in few
     assert "AGA: no effect is shown." in said["AGA"] and "the interval has 0 in it" in said["AGA"]
     # EEP's interval is clear of 0, but the difference is smaller than what rounding does.
-    assert "EEP: no effect is shown." in said["EEP"] and "not more than rounding does" in said["EEP"]
+    assert "EEP: no effect is shown." in said["EEP"] and "no more than rounding does" in said["EEP"]
     single = verdict({variant: {0: of[0]} for variant, of in records().items()})
     assert "EAGC: no effect is shown. All +3.0 points: one seed has no interval." in single
     assert "nan" not in single and "  1 seed of 60" in single

@@ -207,9 +207,9 @@ def test_better_takes_a_small_p_value_and_more_than_the_noise_floor(tmp_path):
     assert "full against base: worse." in said(6, lambda seed: -0.01 - seed / 1000)[0]
     assert "higher in these seeds" in said(5, lambda seed: 0.01 + seed / 1000)[0]
     assert "lower in these seeds" in said(5, lambda seed: -0.01 - seed / 1000)[0]
-    assert "not more than rounding does" in said(6, lambda seed: 0.01 + seed / 1000, lambda seed: 0.05)[0]
+    assert "no more than rounding does" in said(6, lambda seed: 0.01 + seed / 1000, lambda seed: 0.05)[0]
     unknown = said(6, lambda seed: 0.01 + seed / 1000, None)
-    assert unknown[0].startswith("full against base: higher in these seeds (no null run, ")
+    assert unknown[0].startswith("full against base: higher in these seeds (a null run, ")
     assert not any("better" in line for line in unknown)
 
 

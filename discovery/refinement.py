@@ -108,8 +108,7 @@ def _story(found: Mapping[str, Any], number: int) -> dict[str, Any]:
     return {
         "kind": "refined",
         "training": found["answer"]["training"],
-        "sentence": f"This is the answer after {after}: what you said holds, and the other images were "
-        "sorted anew.",
+        "sentence": f"This is the answer after {after}: these hold, and the other images were sorted again.",
         "candidates": [],
     }
 

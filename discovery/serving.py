@@ -82,10 +82,7 @@ def open_page(folder: Path, port: int = 0, browser: bool = True, say: Callable[[
     """Serve the page until Ctrl-C."""
     with PageServer(folder, port) as server:
         say(f"page: {server.url}")
-        say(
-            "It answers on this machine alone, and to no other address. Ctrl-C ends it; what you did is "
-            "saved."
-        )
+        say("Only this machine can reach it, at this address alone. Ctrl-C ends it; your changes are saved.")
         if browser:
             webbrowser.open(server.url)
         server.serve_forever()

@@ -15,14 +15,12 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         prog="eagc open",
         description=main.__doc__,
-        epilog="The page is served on this machine alone, at an address that nobody can guess. Your "
-        "images are only read. Ctrl-C ends it.",
+        epilog="Only this machine can reach the page, at an address that nobody can guess. Your images are "
+        "only read. Ctrl-C ends it.",
     )
     parser.add_argument("found", type=path, metavar="FOUND", help="output folder of `eagc discover`")
-    parser.add_argument("--port", type=_port, default=0, help="port of the address [one that is free]")
-    parser.add_argument(
-        "--no-browser", action="store_true", help="print the address, and leave it to you to open it"
-    )
+    parser.add_argument("--port", type=_port, default=0, help="port of the address [any free one]")
+    parser.add_argument("--no-browser", action="store_true", help="only print the address")
     arguments = parser.parse_args(argv)
     check_found(arguments.found)
 

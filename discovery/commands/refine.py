@@ -14,13 +14,11 @@ def main(argv: list[str]) -> int:
     parser = Parser(
         prog="eagc refine",
         description=main.__doc__,
-        epilog="What you said holds, and the other images are sorted anew. The page shows what changed; "
+        epilog="Your changes hold, and the other images are sorted again. The page shows what changed; "
         "change more, save, and repeat.",
     )
     parser.add_argument("found", type=path, metavar="FOUND", help="output folder of `eagc discover`")
-    parser.add_argument(
-        "edits", type=path, metavar="EDITS", help="the file edits.json that was saved on the page"
-    )
+    parser.add_argument("edits", type=path, metavar="EDITS", help="the file edits.json saved on the page")
     arguments = parser.parse_args(argv)
     check_found(arguments.found)
     readable_file("EDITS", arguments.edits, "save edits.json on the page, or run `eagc open`")

@@ -1,6 +1,6 @@
 """What EAGC is worth: a probe before a run, the demo, studies, and the tables of the paper.
 
-`probe(features, labels)` says before a run whether EAGC can act.
+`probe(features, labels)` tells before a run whether EAGC can act.
 """
 
 import importlib
@@ -12,7 +12,7 @@ _HOMES = {"probe": "probing"}
 
 
 def __getattr__(name: str) -> Any:
-    """Import torch only when something that needs it is asked for: the command line imports this package."""
+    """Import on first use: the command line imports this package, and torch takes seconds."""
     if name in _HOMES:
         return getattr(importlib.import_module(f"eagc_ops.evidence.{_HOMES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

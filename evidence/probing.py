@@ -1,26 +1,25 @@
 """Whether EAGC has anything to act on, from labelled data alone and before a run.
 
-EEP weighs the gradient of an unlabelled row by tau, which must be small for known classes and large for novel
-ones. Here some of the known classes play novel: the subspace is fitted to the others, and their rows are
-compared with rows of the known classes that the fit has not seen either (in a run, no unlabelled image is in
-the fit). This is repeated for several random choices of the classes.
+EEP weights the gradient of an unlabelled row by tau, which must be small for known classes and large for
+novel ones. Here some known classes play novel: the subspace is fitted to the others, and their rows are
+compared with rows of the other classes that the fit has not seen either (a run does not fit to unlabelled
+images). This is repeated for several random choices of classes.
 
-A choice leaves fewer known classes than the run will have, and energies tell classes apart the better, the
-fewer are known. So every choice is measured twice, with all classes that it leaves and with half of them, and
+A choice leaves fewer known classes than the run will have, and the fewer are known, the better energies tell
+classes apart. So every choice is measured twice, with all remaining classes and with half of them, and
 each number is extrapolated to all known classes along a straight line in the logarithm of their count.
 
-    auc           the probability that a row of a novel class has a lower energy ratio than one of a known
-                  class: 1 tells all of them apart, 0.5 none
+    auc           the probability that a novel row has a lower energy ratio than a known one: 1 separates all
+                  of them, 0.5 none
     tau           the mean projection weight of either side
     eep           sum |g' - g| / sum |g| over the rows of a side: the share of its gradient that EEP removes
-    aga           the same over labelled rows, where g' - g is the anchor term, once the features have moved
-                  away from the reference model by DRIFT of their norm, and |g| is that of a run: LEARNT of
-                  the stand-in's, and REST / |z| of a row for the terms that the stand-in lacks
+    aga           the same over labelled rows. g' - g is the anchor term after the features have drifted from
+                  the reference model by DRIFT of their norm. |g| estimates a run's gradient: LEARNT times the
+                  stand-in's, plus REST / |z| per row for the terms that the stand-in lacks
 
 g' is the coordinated gradient of `eagc_ops.kernels.formulas`. g = dL/dz stands in for a gradient of training:
 L is the cross-entropy of the cosine classifier whose prototypes are the class means of the fit, at the
-reference model's temperature, with the true class on labelled rows, and on the others with the class that the
-classifier predicts.
+reference model's temperature, with the true class on labelled rows and the predicted one on the others.
 """
 
 from __future__ import annotations
@@ -76,7 +75,7 @@ SAME = 0.03  # apertures whose AUCs differ by less are equally good: the choices
 
 
 class Separation(NamedTuple):
-    """How a subspace tells rows of novel classes from rows of known ones; see the top of this file."""
+    """How well a subspace tells novel rows from known ones; see the top of this file."""
 
     auc: float
     tau_known: float
@@ -100,7 +99,7 @@ class Candidate(NamedTuple):
 
 
 class Probe(NamedTuple):
-    """The result of a probe. `known` is the number of classes in the labels, all of which are known."""
+    """The result of a probe. `known` is the number of classes in the labels; all of them are known."""
 
     known: int
     most: int  # known classes that a choice leaves
@@ -118,8 +117,8 @@ class Probe(NamedTuple):
     def best(self) -> Candidate:
         """The conceptor that the probe would choose.
 
-        It is the one with the highest AUC. Among equally good ones (`SAME`) it is the one with which EEP
-        removes more of the novel rows' gradient, in excess of the known rows' one.
+        It has the highest AUC. Among equally good ones (`SAME`), EEP removes most of the novel rows'
+        gradient with it, in excess of the known rows'.
         """
         conceptors = [c for c in self.candidates if c.subspace == "conceptor"]
         highest = max(c.at_all.auc for c in conceptors)
@@ -127,7 +126,7 @@ class Probe(NamedTuple):
         return max(good, key=lambda c: c.at_all.eep_novel - c.at_all.eep_known)
 
     def conceptor(self, aperture: float) -> Candidate:
-        """The conceptor of this aperture, one of those that were tried."""
+        """The candidate conceptor with this aperture."""
         return next(c for c in self.candidates if (c.subspace, c.size) == ("conceptor", aperture))
 
     @property
@@ -162,14 +161,14 @@ def probe(
     """How well energies would tell novel classes from the known ones, and what EEP and AGA would change.
 
     Args:
-        features: (N, D) floating, un-normalised, of labelled images: z of the layer that EAGC will act on.
+        features: (N, D) floating, un-normalised, of labelled images, from the layer where EAGC will act.
         labels: (N,) integers, the class of each row. At least 3 classes with 2 rows each.
-        apertures, pca_sizes: the subspaces to try. PCA sizes that are not below D and half the rows are left
-            out. With fewer rows in a fit than directions, they are the span of these rows.
-        choices: random choices of the classes that play novel: a fifth of them, or one if there are fewer
-            than 10. Every class plays once before one plays again.
+        apertures, pca_sizes: the subspaces to try. PCA sizes must be below D and half the rows; others are
+            left out. A fit with fewer rows than directions uses the span of the rows.
+        choices: number of random choices of the classes that play novel: a fifth of them, or one if there
+            are fewer than 10. Every class plays once before any plays again.
         lambda_a, lambda_p: strengths of AGA and EEP. Default: the paper's.
-        seed: of the choices, and of the rows that are used if there are more than 3,000.
+        seed: for the choices, and for the rows to use if there are more than 3,000.
 
     >>> axes = torch.eye(12).repeat_interleave(4, 0).view(6, 8, 12)  # 6 classes with 2 directions each
     >>> features = (axes * torch.linspace(0.5, 1.5, 8)[:, None]).flatten(0, 1)
@@ -229,9 +228,9 @@ def separation(
     *,
     lambda_p: float = 0.5,
 ) -> Separation:
-    """The same numbers where the truth is known: a subspace, and unlabelled rows of both sides.
+    """The same numbers if the truth is known: for a subspace, and unlabelled rows of both sides.
 
-    `fit` (N, D) and `fit_label` (N,) are the labelled rows, whose class means are the stand-in classifier;
+    `fit` (N, D) and `fit_label` (N,) are the labelled rows; their class means are the stand-in classifier;
     `known` and `novel` (., D) are unlabelled rows of known and of novel classes.
     """
     sides = _Sides.made(fit.float(), fit_label, known.float(), None, novel.float())
@@ -380,7 +379,7 @@ def _means(found: Sequence[Separation]) -> Separation:
 
 
 def _some(label: Tensor, classes: int, seed: int) -> Tensor:
-    """At most `MOST` rows, as many of every class, and 5 of each at least."""
+    """At most `MOST` rows, equally many of every class, at least 5 of each."""
     if len(label) <= MOST:
         return torch.arange(len(label))
     each, generator = max(MOST // classes, HELD_OUT), torch.Generator().manual_seed(draw_key(seed, -1))

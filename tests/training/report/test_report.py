@@ -349,7 +349,7 @@ def test_one_setting_is_swept(tmp_path):
         heights = [segment[:, 1] for segment in bars.get_segments()]  # one deviation to each side
         np.testing.assert_allclose([low for low, _ in heights], expected - 10 / np.sqrt(2))
         np.testing.assert_allclose([high for _, high in heights], expected + 10 / np.sqrt(2))
-    assert "Accuracy against aperture (aperture eta of the conceptor, which" in page.captions[1]
+    assert "Accuracy against aperture (aperture of the conceptor; a larger one" in page.captions[1]
     assert "means over the seeds of finished runs (2 per point)" in page.captions[1]
 
 

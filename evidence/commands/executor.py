@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from eagc_ops.app.console import whole_number
+from eagc_ops.training.commands.common import MOST_JOBS
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.config.options import train_command
 
@@ -17,8 +18,11 @@ __all__ = ["add_executor_arguments", "commands_text", "executor", "slurm_text"]
 _OF_SLURM = ("partition", "time", "gpus", "array_size", "sbatch")
 
 
-def add_executor_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options; only those that the user writes end up in the namespace."""
+def add_executor_arguments(parser: argparse.ArgumentParser, jobs: str) -> None:
+    """Add the options; only those that the user writes end up in the namespace, and --jobs.
+
+    `jobs`: the runs at a time without that option, for its help text.
+    """
     group = parser.add_argument_group("where the runs are trained")
     own: dict[str, Any] = {"default": argparse.SUPPRESS}
     group.add_argument(
@@ -27,6 +31,9 @@ def add_executor_arguments(parser: argparse.ArgumentParser) -> None:
         help="local: on this machine; slurm: one job for each run, which continues by itself after a "
         "preemption; none: train nothing, collect finished runs [local]",
         **own,
+    )
+    group.add_argument(
+        "--jobs", type=whole_number(most=MOST_JOBS), metavar="N", help=f"runs at a time [{jobs}]"
     )
     group.add_argument("--partition", metavar="NAME", help="Slurm partition [the cluster's default]", **own)
     group.add_argument(

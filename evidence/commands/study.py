@@ -38,7 +38,7 @@ from eagc_ops.evidence.studies.study import (
     begin_study,
     check_study,
 )
-from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS, list_unreadable
+from eagc_ops.training.commands.common import MOST_SEEDS, list_unreadable
 from eagc_ops.training.config import ConfigError, Sizes, add_config_arguments, as_options, resolve
 from eagc_ops.training.config.options import Recipe
 from eagc_ops.training.engine.preconditions import check_run
@@ -123,14 +123,8 @@ def main(argv: list[str]) -> int:
         help="folder of an earlier part of the same study, or a copy of its study.json, evidence.md, "
         "evidence.csv and figures: whatever is complete there counts and is not trained again",
     )
-    parser.add_argument(
-        "--jobs",
-        type=whole_number(most=MOST_JOBS),
-        metavar="N",
-        help="runs at a time [one for each core, up to 4]",
-    )
     add_config_arguments(parser, OWN, Recipe(METHOD, "folder", "paper"))
-    add_executor_arguments(parser)
+    add_executor_arguments(parser, jobs="one for each core, up to 4")
     arguments = parser.parse_args(argv)
     if arguments.output is None:
         arguments.output = Path("runs/confirmation" if arguments.confirm else "runs/study")

@@ -26,7 +26,7 @@ from eagc_ops.evidence.commands.executor import (
 from eagc_ops.evidence.paper.planning import Order, check_order, plan_text
 from eagc_ops.evidence.paper.tables import TABLES
 from eagc_ops.evidence.paper.values import PAPER
-from eagc_ops.training.commands.common import MOST_JOBS, MOST_SEEDS, list_unreadable
+from eagc_ops.training.commands.common import MOST_SEEDS, list_unreadable
 from eagc_ops.training.config import DATASETS, add_config_arguments, as_options
 
 # Settings of the machine
@@ -113,12 +113,6 @@ def table_parser() -> Parser:
         "--seeds", type=whole_number(most=MOST_SEEDS), metavar="N", help="seeds 0 to N - 1 [3]"
     )
     parser.add_argument(
-        "--jobs",
-        type=whole_number(most=MOST_JOBS),
-        metavar="N",
-        help="runs at a time [one for each GPU; on a CPU one for each core, up to 4]",
-    )
-    parser.add_argument(
         "--trunk-cache",
         action="store_true",
         help="keep the frozen trunk's tokens on disk (digits: always; SPTNet: never)",
@@ -149,7 +143,7 @@ def table_parser() -> Parser:
         help="epochs of every run [those of its recipe; digits: 6]",
     )
     add_config_arguments(parser, PLACES)
-    add_executor_arguments(parser)
+    add_executor_arguments(parser, jobs="one for each GPU; on a CPU one for each core, up to 4")
     return parser
 
 

@@ -19,7 +19,7 @@ from eagc_ops.evidence.commands.executor import (
 )
 from eagc_ops.evidence.waterfall.arms import ARMS
 from eagc_ops.evidence.waterfall.plan import Plan, begin, drawn_split, own_problem
-from eagc_ops.training.commands.common import MOST_JOBS, list_unreadable
+from eagc_ops.training.commands.common import list_unreadable
 from eagc_ops.training.config import ConfigError, Sizes, add_config_arguments, as_options
 from eagc_ops.training.config.options import Recipe
 from eagc_ops.training.engine.preconditions import check_run
@@ -75,11 +75,8 @@ def main(argv: list[str]) -> int:
         metavar="R",
         help="train only these now, from 0 [all]",
     )
-    parser.add_argument(
-        "--jobs", type=whole_number(most=MOST_JOBS), metavar="N", help="runs at a time [1; all of Slurm]"
-    )
     add_config_arguments(parser, OWN, Recipe("simgcd", "folder", "paper"))
-    add_executor_arguments(parser)
+    add_executor_arguments(parser, jobs="1; all of Slurm")
     arguments = parser.parse_args(argv)
     writable_folder("--output", arguments.output)
     plan, names = _plan(arguments)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from eagc_ops.evidence.paper.tables import (
     steps_per_epoch,
 )
 from eagc_ops.evidence.paper.values import A100_EPOCH
+from eagc_ops.evidence.progress import duration, epochs_done, seconds_per_step
 from eagc_ops.training.config import SPECS, Config, ConfigError, Diagnosis, resolve
 from eagc_ops.training.config.backbones import BACKBONES
 from eagc_ops.training.config.places import PUBLISHED_WHERE
 from eagc_ops.training.engine.preconditions import check_run
-from eagc_ops.training.engine.run_folder import RunFolder
 
 
 @dataclass(frozen=True)
@@ -143,16 +142,6 @@ def _recipe_text(order: Order, run: PlannedRun) -> str:
     return ", ".join([recipe.method, f"preset {recipe.preset}", *changes])
 
 
-def epochs_done(folder: Path) -> int | None:
-    """The number of epochs that a run has finished; None if the run is complete."""
-    if (folder / "result.json").exists():
-        return None
-    if not (folder / "run.json").exists():
-        return 0
-    epochs = [line["epoch"] + 1 for line in RunFolder.open(folder).metrics() if line["kind"] == "epoch"]
-    return max(epochs, default=0)  # not every epoch is evaluated
-
-
 def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
     """Lines with the steps that are left, and their time if finished runs or the paper give that of a step.
 
@@ -189,18 +178,3 @@ def _cost(order: Order, left: Sequence[tuple[Config, int]]) -> list[str]:
     if here or paper:
         lines.append("  (training steps only: reference models, evaluations and diagnoses come on top)")
     return lines
-
-
-def seconds_per_step(folders: Iterable[Path]) -> float | None:
-    """Median over the epochs of these runs; None if they have none."""
-    metrics = (line for folder in folders for line in RunFolder.open(folder).metrics())
-    seconds = [line["seconds"] / line["steps"] for line in metrics if line["kind"] == "epoch"]
-    return statistics.median(seconds) if seconds else None
-
-
-def duration(seconds: Iterable[float]) -> str:
-    """The sum of some seconds, for people."""
-    total = sum(seconds)
-    if total < 120:
-        return f"{total:.0f} s"
-    return f"{total / 60:.0f} min" if total < 7200 else f"{total / 3600:.1f} h"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from eagc_ops.evidence.paper.planning import duration, epochs_done, seconds_per_step
+from eagc_ops.evidence.progress import duration, epochs_done, seconds_per_step
 from eagc_ops.evidence.studies.earlier import Earlier
 from eagc_ops.evidence.studies.study import LEVEL, METHOD, Study, can_decide
 from eagc_ops.training.analysis.paired import smallest_p

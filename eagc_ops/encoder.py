@@ -152,6 +152,11 @@ class AnchoredEncoder(nn.Module):
                 f"rows must be between 0 and {len(tokens) - 1}, got {rows.min()} to {rows.max()}; an image "
                 "with two views has two rows"
             )
+        if checkable and len(rows.unique()) < len(rows):
+            raise ValueError(
+                f"rows has {len(rows)} indices, but only {len(rows.unique())} different ones: it looks like "
+                "a mask or like labels; for a mask on the CPU pass mask.nonzero().flatten()"
+            )
         rows = rows.to(tokens.device, non_blocking=True)
         z = self._feature(self.reference, tokens.index_select(0, rows))
         return z.new_full((len(tokens), z.shape[1]), float("nan")).index_copy_(0, rows, z)

@@ -94,7 +94,7 @@ def eagc_op(
     if energy_ref is None:
         energy_ref = own_energy_ref
     else:
-        validation.check_scalar("energy_ref", energy_ref, z)
+        validation.check_energy_ref(energy_ref, z)
         # A copy: backward uses the value of this forward, even if the tensor changes in between.
         if isinstance(energy_ref, Tensor):
             energy_ref = energy_ref.detach().clone()

@@ -25,6 +25,8 @@ JUMP = 1000.0
 # Whose gradients to check: the first calls, in which a GradScaler overflows and steps down, then two in a row
 # of every EVERY calls. The others cost nothing.
 FIRST, EVERY = 32, 256
+# z and z_ref of one layer have about the same norm, at the first call above all.
+OTHER_SCALE = 10.0
 # After so many calls with gradients on, a gradient must have come back, and labelled and unlabelled rows must
 # have occurred.
 ENOUGH = 16
@@ -168,6 +170,8 @@ class ScaleWatch:
     """
 
     def __init__(self) -> None:
+        global _searched
+        _searched = False  # a new module may belong to a new loop, as in a notebook
         self._calls = 0
         self._before: Tensor | None = None  # the largest entry of the gradient seen last
         self._with_gradients = 0  # calls
@@ -217,6 +221,8 @@ class ScaleWatch:
             once("own reference", _OWN_REFERENCE)
         if z.grad_fn is not None and isinstance(z.grad_fn.next_functions[0][0], type(z.grad_fn)):
             once("nested", _NESTED)
+        if z_ref is not None and not self._with_gradients:
+            self._send("other scale", _is_of_another_scale(z, z_ref, mask))
         rows = torch.stack((mask.any(), mask.logical_not().any()))
         self._rows = rows if self._rows is None or self._rows.device != rows.device else self._rows | rows
         if z.requires_grad and not self._came_back:
@@ -297,6 +303,11 @@ UNUSED_OUTPUT = (
     "give the heads that z, as in `z, token = eagc(z, z_ref, mask, return_token=True)`"
 )
 _SEEN = {
+    "other scale": (
+        f"in the first call, the labelled rows of z and z_ref differed in size by more than a factor of "
+        f"{OTHER_SCALE:.0f}, so that the anchor pulls z to another scale: take both from the same layer, and "
+        "normalise both or neither"
+    ),
     "all labelled": (
         f"every row of the first {ENOUGH} calls was labelled, so nothing is projected: mask must be True "
         "only where the label may be used, and False on unlabelled rows whose label is merely known"
@@ -316,6 +327,18 @@ _SEEN = {
 }
 
 
+def _is_of_another_scale(z: Tensor, z_ref: Tensor, mask: Tensor) -> Tensor:
+    labelled = mask.unsqueeze(-1)
+    z_square, reference_square = (
+        torch.where(labelled, x.detach(), 0).float().square().sum() for x in (z, z_ref)
+    )
+    ratio = z_square / reference_square
+    # zeros and infinities have no scale
+    return torch.isfinite(ratio) & (
+        (ratio > OTHER_SCALE**2) | ((ratio < 1 / OTHER_SCALE**2) & (z_square > 0))
+    )
+
+
 def _is_watched() -> bool:
     """Whether a dispatch mode sees every operation; fake tensors have no values."""
     return bool(torch._C._len_torch_dispatch_stack() > 0)
@@ -329,7 +352,10 @@ def _is_foreign(x: Tensor) -> bool:
 
 @torch.compiler.assume_constant_result
 def _has_scaler() -> bool:
-    """Whether an enabled GradScaler exists; found out at the first call, because the search takes 0.1 s."""
+    """Whether an enabled GradScaler exists; found out at the first call of a new module or of the function.
+
+    The search takes 0.1 s.
+    """
     global _searched
     if _searched:
         return False

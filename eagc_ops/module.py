@@ -77,10 +77,7 @@ class EAGC(nn.Module):
         validation.check_subspace(subspace)
         validation.check_settings(Coordination(lambda_a, lambda_p, anchor, tau))
         hints.about_settings(Coordination(lambda_a, lambda_p, anchor, tau))
-        if energy_momentum is not None and not (
-            isinstance(energy_momentum, (int, float)) and 0 <= energy_momentum < 1
-        ):
-            raise ValueError(f"energy_momentum must be None or a number in [0, 1), got {energy_momentum!r}")
+        validation.check_momentum(energy_momentum)
         self.lambda_a, self.lambda_p = float(lambda_a), float(lambda_p)
         self.anchor: Anchor = anchor
         self.tau: Tau = tau
@@ -115,6 +112,9 @@ class EAGC(nn.Module):
         Two backward passes through one call add the anchor twice.
         """
         settings, execution = self.settings, self.execution
+        validation.check_settings(settings)  # attributes may be set at any time, as by a schedule
+        validation.check_momentum(self.energy_momentum)
+        hints.about_settings(settings)
         validation.check_tensors(z, z_ref, mask)
         validation.check_call(z, self.matrix, execution, loss_scale, return_token)
         inputs = self._inputs(z, z_ref, mask)

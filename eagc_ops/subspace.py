@@ -192,7 +192,11 @@ class Subspace:
             return formulas.energy_in_basis(rows.double(), basis, weights).sum()
 
         (energy_ref,) = _means(features, (energies,), torch.float64, process_group)
-        return cls._fitted(solve_conceptor(correlation, aperture), energy_ref, basis, weights)
+        matrix = solve_conceptor(correlation, aperture)
+        # Of S itself, whose scale is that of the features, the share of their energy that it captures.
+        captured = (matrix * correlation).sum() / correlation.trace()
+        hints.about_fit(matrix, captured, correlation.trace(), aperture)
+        return cls._fitted(matrix, energy_ref, basis, weights)
 
     @classmethod
     def _fitted(
@@ -429,6 +433,7 @@ def _check_features(features: Tensor, name: str = "features") -> None:
     if (
         not isinstance(features, Tensor)
         or features.ndim != 2
+        or features.layout != torch.strided
         or not features.is_floating_point()
         or features.shape[1] == 0
     ):
@@ -493,6 +498,7 @@ def _check_matrix(matrix: Tensor) -> None:
     if (
         not isinstance(matrix, Tensor)
         or matrix.ndim != 2
+        or matrix.layout != torch.strided
         or len(set(matrix.shape)) != 1
         or not matrix.is_floating_point()
         or not len(matrix)
@@ -539,4 +545,7 @@ def _check_dtype(dtype: torch.dtype) -> None:
 
 
 def _describe(x: object) -> str:
-    return f"{tuple(x.shape)} {x.dtype}" if isinstance(x, Tensor) else type(x).__name__
+    if not isinstance(x, Tensor):
+        return type(x).__name__
+    layout = "" if x.layout == torch.strided else f" of layout {x.layout}, which .to_dense() makes plain"
+    return f"{tuple(x.shape)} {x.dtype}{layout}"

@@ -53,6 +53,11 @@ def check_tensors(z: Tensor, z_ref: Tensor | None, mask: Tensor) -> None:
             raise ValueError(
                 f"{name} is on {x.device} but z is on {z.device}: move it with {name}.to(z.device)"
             )
+        if x.layout != torch.strided:
+            raise TypeError(
+                f"{name} must be a dense tensor, got one of layout {x.layout}: pass {name}.to_dense(), or "
+                "the rows of a nested tensor in one (rows, D)"
+            )
         compiling = torch.compiler.is_compiling()
         if name != "z" and not compiling and x.is_inference() and not z.is_inference():
             raise ValueError(
@@ -96,6 +101,20 @@ def check_scalar(name: str, value: Tensor | float, z: Tensor) -> None:
     elif value.ndim != 0 or not value.is_floating_point() or value.device != z.device:
         actual = f"{tuple(value.shape)} {value.dtype} on {value.device}"
         raise ValueError(f"{name} must be a number or a 0-d floating tensor on {z.device}, got {actual}")
+
+
+def check_energy_ref(value: Tensor | float, z: Tensor) -> None:
+    check_scalar("energy_ref", value, z)
+    if not isinstance(value, Tensor) and value > 1 + 1e-6:  # tau would be high on every row
+        raise ValueError(
+            f"energy_ref, the mean energy ratio of labelled features, must be at most 1, got {value!r}; "
+            "None takes the subspace's own"
+        )
+
+
+def check_momentum(momentum: float | None) -> None:
+    if momentum is not None and not (isinstance(momentum, (int, float)) and 0 <= momentum < 1):
+        raise ValueError(f"energy_momentum must be None or a number in [0, 1), got {momentum!r}")
 
 
 def _is_finite_and_not_negative(value: object) -> bool:

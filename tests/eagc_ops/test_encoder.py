@@ -192,12 +192,13 @@ def test_unselected_rows_are_not_read():
         (torch.tensor([[0, 1]]), "shape"),
         (torch.tensor([0, 6]), "two views"),
         (torch.tensor([-1]), "two views"),
+        (torch.tensor([1, 0, 1, 0, 0, 1]), "6 indices, but only 2 different ones.*mask"),
     ],
 )
 def test_bad_rows_are_refused(rows, error):
     encoder = AnchoredEncoder(make_vit(), 3)
     encoder.set_reference()
-    with pytest.raises((TypeError, IndexError), match=error):
+    with pytest.raises((TypeError, IndexError, ValueError), match=error):
         encoder(images(), rows)
 
 

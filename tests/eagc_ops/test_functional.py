@@ -362,6 +362,14 @@ class TestErrors:
                 ValueError,
                 r"z has shape \(40, 0\), so D=0: pass features \(..., D\) with D >= 1",
             ),
+            *(
+                (
+                    {name: lambda c, name=name: getattr(c, name).to_sparse()},
+                    TypeError,
+                    rf"{name} must be a dense tensor, got .*sparse_coo: .*{name}.to_dense\(\)",
+                )
+                for name in ("z", "z_ref", "mask")
+            ),
             ({"z": lambda c: None}, TypeError, "z must be a tensor, got NoneType; torch.as_tensor makes one"),
             (
                 {"z_ref": lambda c: c.z_ref.to("meta")},
@@ -429,6 +437,11 @@ class TestErrors:
                 {"energy_ref": lambda c: -3.0},
                 ValueError,
                 "energy_ref must be a finite number >= 0 .*, got -3.0",
+            ),
+            (
+                {"energy_ref": lambda c: 5.0},
+                ValueError,
+                "energy_ref, the mean energy ratio of labelled features, must be at most 1, got 5.0",
             ),
             (
                 {"loss_scale": lambda c: 2.0, "return_token": lambda c: True},

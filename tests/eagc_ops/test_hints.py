@@ -21,8 +21,8 @@ TOKEN = "z, token = eagc\\(z, z_ref, mask, return_token=True\\)"
 @pytest.fixture(autouse=True)
 def nothing_said(monkeypatch):
     monkeypatch.setattr(hints, "said", set())
-    monkeypatch.setattr(hints, "_searched", True)
     monkeypatch.setattr(functional, "_watch", hints.ScaleWatch())  # the calls of other files count too
+    monkeypatch.setattr(hints, "_searched", True)
 
 
 @pytest.fixture
@@ -100,6 +100,14 @@ class TestScale:
         silent(lambda: call(case, eagc, return_token=True))
         with pytest.warns(UserWarning, match=f"has a torch.amp.GradScaler.*{TOKEN}"):
             call(case, model)
+        del scaler
+
+    def test_a_grad_scaler_made_after_another_loop(self, case):
+        """As in a notebook: a first loop had none, and the second has a module of its own."""
+        call(case, EAGC(case.subspace))[1].sum().backward()
+        scaler = torch.amp.GradScaler("cpu")
+        with pytest.warns(UserWarning, match=f"has a torch.amp.GradScaler.*{TOKEN}"):
+            call(case, EAGC(case.subspace))
         del scaler
 
     def test_a_compiled_call_under_fp16_autocast(self, case):
@@ -238,6 +246,19 @@ class TestUse:
             eagc(z, z.detach(), case.mask)
         silent(lambda: eagc(z, z.detach().clone(), case.mask))
 
+    @pytest.mark.parametrize("factor", [30.0, 1 / 30])
+    def test_features_of_another_scale_than_their_reference(self, case, factor):
+        """Normalised z, for example, and a reference that is not."""
+        call(case, EAGC(case.subspace))
+        z_ref = factor * case.z_ref * (case.z[case.mask].norm() / case.z_ref[case.mask].norm())
+        eagc, z = EAGC(case.subspace), case.z.clone().requires_grad_()
+        eagc(z, z_ref, case.mask)
+        with pytest.warns(UserWarning, match="more than a factor of 10.*normalise both or neither"):
+            eagc(z, z_ref, case.mask)
+        eagc, near = EAGC(case.subspace), z_ref / factor * (8 if factor > 1 else 1 / 8)
+        hints.said.clear()
+        silent(lambda: [eagc(z, near, case.mask) for _ in range(3)])
+
     def test_two_calls_one_after_the_other(self, case):
         eagc = EAGC(case.subspace)
         out = call(case, eagc)[1]
@@ -321,6 +342,15 @@ class TestSubspace:
         fitted = silent(lambda: Subspace.conceptor(unit, aperture=aperture))
         with_mean_square_1 = Subspace.conceptor(unit / unit.square().mean().sqrt())
         torch.testing.assert_close(fitted.matrix, with_mean_square_1.matrix, rtol=0, atol=0.02)
+
+    def test_of_unit_norm_features_with_a_whitened_energy(self):
+        """Its energy depends on no scale, but S does."""
+        draw = torch.Generator().manual_seed(0)
+        features = torch.randn(300, 64, generator=draw)
+        silent(lambda: Subspace.whitened(features, features))
+        unit = nn.functional.normalize(features)
+        with pytest.warns(UserWarning, match=r"own energy: their scale is too small for aperture=2"):
+            Subspace.whitened(unit, unit)
 
     @pytest.mark.parametrize("rows", [300, 40])
     def test_of_large_features(self, rows):

@@ -415,6 +415,24 @@ def test_errors_at_construction(options, words):
 
 
 @pytest.mark.parametrize(
+    ("name", "value", "words"),
+    [
+        ("energy_momentum", 7, "energy_momentum must be None or a number in .*, got 7"),
+        ("lambda_p", -3.0, "lambda_p must be a finite number >= 0, got -3.0"),
+        ("anchor", "summ", r"anchor must be one of \('mean', 'sum'\), got 'summ'"),
+        ("tau", "unifrom", r"tau must be one of \('energy', 'uniform'\), got 'unifrom'"),
+    ],
+)
+def test_a_setting_that_is_set_later_is_checked_too(name, value, words):
+    case = make_case()
+    module = module_of(case, energy_momentum=0.5)
+    setattr(module, name, value)
+    with pytest.raises(ValueError, match=words):
+        module(case.z.clone().requires_grad_(), case.z_ref, case.mask)
+    assert torch.equal(module.energy_ref, case.energy_ref)
+
+
+@pytest.mark.parametrize(
     ("change", "words"),
     [
         ({"z": torch.ones(40, 16)}, "D=16 but the subspace has D=24"),

@@ -298,6 +298,16 @@ def test_copies_pickles_moves_and_prints():
             r"features must be a floating tensor \(N, D\).*got .*int64",
         ),
         (
+            lambda: Subspace.conceptor(features().to_sparse()),
+            ValueError,
+            r"features must be a floating tensor.*of layout torch.sparse_coo, which .to_dense\(\) makes",
+        ),
+        (
+            lambda: Subspace(torch.eye(3).to_sparse(), 0.5),
+            ValueError,
+            r"matrix must be a floating tensor.*of layout torch.sparse_coo, which .to_dense\(\) makes",
+        ),
+        (
             lambda: Subspace.conceptor(features()[:0]),
             ValueError,
             "features has no rows: pass the labelled features",

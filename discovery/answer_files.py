@@ -26,7 +26,7 @@ from eagc_ops.discovery.category_files import (
 )
 from eagc_ops.discovery.frozen import Clustering, Features
 from eagc_ops.discovery.page import write_page
-from eagc_ops.discovery.places import ANSWER, CATEGORIES
+from eagc_ops.discovery.places import ANSWER, CATEGORIES, CATEGORIES_JSON
 from eagc_ops.training.analysis.accuracy import accuracy, wilson
 from eagc_ops.training.analysis.first_answer import FirstAnswer, spread
 from eagc_ops.training.analysis.map_2d import map_2d
@@ -138,7 +138,7 @@ def write_answer(
         "categories": [category_entry(entry, paths) for entry in found.listed],
     }
     content["warnings"] = _warnings(content, features, kept)
-    write_json(output / "categories.json", content)
+    write_json(output / CATEGORIES_JSON, content)
     write_page(output, progress=True)
     if links is not None:
         sort_into(links, rows)

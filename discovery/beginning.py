@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from eagc_ops.app.console import Parser, path
 from eagc_ops.app.files import atomic_write
 from eagc_ops.app.places import readable_file
 from eagc_ops.discovery.places import ANSWER
@@ -14,7 +15,7 @@ from eagc_ops.training.commands.common import check_trained
 from eagc_ops.training.config import Config, ConfigError, Sizes, from_json
 from eagc_ops.training.engine.preconditions import changed
 
-__all__ = ["BEGINNING", "Beginning", "check_answered"]
+__all__ = ["BEGINNING", "Beginning", "check_answered", "parser_of_a_run"]
 
 BEGINNING = "discovery.json"
 VERSION = 1
@@ -71,6 +72,18 @@ class Beginning:
     def on_this_machine(self, changes: dict[str, Any]) -> Config:
         """The configuration with changes that only concern the machine, as for a prediction."""
         return changed(self.config, changes)
+
+
+def parser_of_a_run(command: str, description: str | None) -> Parser:
+    """The parser of a command that takes what `check_answered` checks as its argument RUN."""
+    parser = Parser(prog=command, description=description)
+    parser.add_argument(
+        "run",
+        type=path,
+        metavar="RUN",
+        help="folder of a discovery, or of a complete run of any method",
+    )
+    return parser
 
 
 def check_answered(run: Path, changes: dict[str, Any]) -> None:

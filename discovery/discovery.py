@@ -47,7 +47,7 @@ from eagc_ops.discovery.frozen import FEATURES, Clustering, Features
 from eagc_ops.discovery.launched import launched, part_of, shared_first_answer
 from eagc_ops.discovery.number import Asked, asked_for
 from eagc_ops.discovery.page import PAGE, page_size
-from eagc_ops.discovery.places import ANSWER, IMAGES, RESULTS, check_links, check_two_folders
+from eagc_ops.discovery.places import ANSWER, CATEGORIES_JSON, IMAGES, RESULTS, check_links, check_two_folders
 from eagc_ops.discovery.predictor import check_same_encoder
 from eagc_ops.discovery.two_folders import list_folders
 from eagc_ops.discovery.verdict import accuracy_text
@@ -76,7 +76,6 @@ SENTENCES = {  # about the first answer
     "nothing to compare": "Nothing is trained, because nothing could tell whether that helps: it takes three "
     "known categories and held-out images.",
 }
-CATEGORIES_JSON = "categories.json"
 _KEPT_ROWS = "features.rows"  # features of a process that has not finished
 
 

@@ -19,6 +19,7 @@ from urllib.parse import quote, unquote
 
 from eagc_ops.app.files import atomic_write
 from eagc_ops.discovery.category_files import plain
+from eagc_ops.discovery.places import CATEGORIES_JSON
 from eagc_ops.discovery.thumbnails import (
     CARD_SIDE,
     COLUMNS,
@@ -146,7 +147,7 @@ def _unbroken(text: str) -> str:
 def _found(folder: Path) -> dict[str, Any]:
     """categories.json, with categories in the order of the page."""
     # A score that does not exist may stand as NaN.
-    text = (folder / "categories.json").read_text(encoding="utf-8")
+    text = (folder / CATEGORIES_JSON).read_text(encoding="utf-8")
     found: dict[str, Any] = json.loads(text, parse_constant=lambda _: None)
     found["categories"].sort(key=_importance)
     return found
@@ -170,7 +171,7 @@ def _rows(folder: Path, found: Mapping[str, Any]) -> list[_Row]:
             raise ValueError(f"{folder / 'map.csv'} has no line for the image {line['path']!r}")
         category = plain(line["category"])
         if category not in order:
-            raise ValueError(f"{folder / 'categories.json'} has no category {line['category']!r}")
+            raise ValueError(f"{folder / CATEGORIES_JSON} has no category {line['category']!r}")
         numbers = (float(line["confidence"]), float(line["distance"]), float(place["x"]), float(place["y"]))
         rows.append(_Row(line["path"], category, line["status"], *numbers))
     return sorted(rows, key=lambda row: (order[row.category], row.distance))

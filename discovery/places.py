@@ -13,6 +13,7 @@ from eagc_ops.app.places import PlaceError, readable_file, readable_folder, writ
 __all__ = [
     "ANSWER",
     "CATEGORIES",
+    "CATEGORIES_JSON",
     "IMAGES",
     "LINKS",
     "REHEARSAL",
@@ -26,6 +27,7 @@ __all__ = [
 IMAGES, TRUNK_CACHE = "images.json", "trunk-cache"
 RESULTS = "training.safetensors"  # what a training says about the images
 TRAINING, REHEARSAL = "training", "rehearsal"  # runs inside of the output folder
+CATEGORIES_JSON = "categories.json"  # the answer, for people and programs
 CATEGORIES = "categories.safetensors"  # what places other images
 ANSWER = "answer.safetensors"  # the clustering that was kept
 LINKS = ".eagc-discover"  # marks a folder of links that `eagc discover --sort-into` made

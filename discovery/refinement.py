@@ -26,7 +26,7 @@ from eagc_ops.discovery.category_files import plain, quoted, sort_into
 from eagc_ops.discovery.edits import EDITS, Edits, read_edits
 from eagc_ops.discovery.frozen import Clustering, Features
 from eagc_ops.discovery.page import page_size
-from eagc_ops.discovery.places import IMAGES, check_links
+from eagc_ops.discovery.places import CATEGORIES_JSON, IMAGES, check_links
 from eagc_ops.discovery.refining import Present, Refined, changes_between, edited, refined
 from eagc_ops.training.analysis.first_answer import probabilities_of
 from eagc_ops.training.data.listing import Listing
@@ -34,7 +34,7 @@ from eagc_ops.training.engine.run_folder import writing
 
 __all__ = ["refine", "sorted_folders"]
 
-VERSION = 2  # of categories.json
+VERSION = 2  # of CATEGORIES_JSON
 
 
 def refine(folder: str | Path, edits: str | Path, *, say: Callable[[str], None] = print) -> dict[str, Any]:
@@ -114,7 +114,7 @@ def _story(found: Mapping[str, Any], number: int) -> dict[str, Any]:
 
 
 def _found(folder: Path) -> dict[str, Any]:
-    file = folder / "categories.json"
+    file = folder / CATEGORIES_JSON
     readable_file("FOUND", file, "name the output folder of a complete `eagc discover`")
     try:
         found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))

@@ -28,6 +28,7 @@ from typing import Any
 from eagc_ops.app.files import atomic_write
 from eagc_ops.discovery.edits import EDITS
 from eagc_ops.discovery.page import FILES, PAGE, image_paths
+from eagc_ops.discovery.places import CATEGORIES_JSON
 from eagc_ops.discovery.thumbnails import upright_picture
 
 __all__ = ["SORTED", "PageServer", "open_page"]
@@ -74,7 +75,7 @@ class PageServer(ThreadingHTTPServer):
     @property
     def discovery(self) -> str:
         """The identity of the answer in the folder."""
-        found = json.loads((self.folder / "categories.json").read_text(encoding="utf-8"))
+        found = json.loads((self.folder / CATEGORIES_JSON).read_text(encoding="utf-8"))
         return str(found.get("discovery", ""))
 
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from eagc_ops.app.console import Parser, command, path
+from eagc_ops.app.console import command, path
 from eagc_ops.app.places import writable_file
-from eagc_ops.discovery.beginning import check_answered
+from eagc_ops.discovery.beginning import check_answered, parser_of_a_run
 from eagc_ops.training.config import add_config_arguments, as_options
 
 SETTINGS = ("weights", "root", "split_file", "trunk_cache")
@@ -13,13 +13,7 @@ SETTINGS = ("weights", "root", "split_file", "trunk_cache")
 @command("eagc export", as_options)
 def main(argv: list[str]) -> int:
     """Write the network of a run to a file that needs only torch (torch.export.load)."""
-    parser = Parser(prog="eagc export", description=main.__doc__)
-    parser.add_argument(
-        "run",
-        type=path,
-        metavar="RUN",
-        help="folder of a discovery, or of a complete run of any method",
-    )
+    parser = parser_of_a_run("eagc export", main.__doc__)
     parser.add_argument(
         "-o", "--output", type=path, required=True, metavar="FILE", help="file to write (.pt2)"
     )

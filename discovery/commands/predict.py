@@ -6,10 +6,10 @@ import os
 import sys
 from pathlib import Path
 
-from eagc_ops.app.console import Parser, command, path
+from eagc_ops.app.console import command, path
 from eagc_ops.app.files import atomic_write
 from eagc_ops.app.places import PlaceError, readable_file, writable_file
-from eagc_ops.discovery.beginning import check_answered
+from eagc_ops.discovery.beginning import check_answered, parser_of_a_run
 from eagc_ops.training.config import add_config_arguments, as_options
 
 SETTINGS = ("weights", "device", "workers", "root", "split_file", "trunk_cache")
@@ -18,13 +18,7 @@ SETTINGS = ("weights", "device", "workers", "root", "split_file", "trunk_cache")
 @command("eagc predict", as_options)
 def main(argv: list[str]) -> int:
     """Find the categories of images with a trained run, as CSV with the rows of assignments.csv."""
-    parser = Parser(prog="eagc predict", description=main.__doc__)
-    parser.add_argument(
-        "run",
-        type=path,
-        metavar="RUN",
-        help="folder of a discovery, or of a complete run of any method",
-    )
+    parser = parser_of_a_run("eagc predict", main.__doc__)
     parser.add_argument(
         "images",
         nargs="+",

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from eagc_ops.app.console import Parser, command, path
 from eagc_ops.app.places import readable_file
+from eagc_ops.discovery.places import CATEGORIES_JSON
 
 
 @command("eagc refine")
@@ -30,4 +31,4 @@ def main(argv: list[str]) -> int:
 
 
 def check_found(folder: Path) -> None:
-    readable_file("FOUND", folder / "categories.json", "name the output folder of a complete `eagc discover`")
+    readable_file("FOUND", folder / CATEGORIES_JSON, "name the output folder of a complete `eagc discover`")

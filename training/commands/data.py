@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from eagc_ops.app.console import Parser, command, path
 from eagc_ops.app.places import MissingPlaceError, PlaceError, writable_file, writable_folder
-from eagc_ops.training.config import DATASETS, SPECS
+from eagc_ops.training.config import DATASETS, SPECS, as_options
 from eagc_ops.training.config.places import check_root, check_split_file
 
 if TYPE_CHECKING:
@@ -73,7 +73,12 @@ def _verify(arguments: argparse.Namespace) -> int:
     if file is not None and file.exists():
         read_list(file)  # anything but an older list is not replaced
     verification = verify(
-        arguments.dataset, arguments.root, arguments.split_file, deep=arguments.deep, progress=True
+        arguments.dataset,
+        arguments.root,
+        arguments.split_file,
+        deep=arguments.deep,
+        progress=True,
+        words=as_options,
     )
     print(verification)
     if file is not None and verification.home is not None:

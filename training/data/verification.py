@@ -1,7 +1,7 @@
 """Compare a data set on disk with the protocol: published counts, unreadable images, a list of faults."""
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,12 +33,14 @@ def verify(
     *,
     deep: bool = False,
     progress: bool = False,
+    words: Callable[[Exception], str] = str,
 ) -> Verification:
     """Check a data set on disk: counts of the training and test part, every file, split file, L and U.
 
     Args:
         deep: decode all pixels; otherwise the headers and ends of all files are read (see `inspect`).
         progress: show a bar over the files.
+        words: the text of an error; a command line names options in it.
 
     >>> print(verify("digits"))
     note: digits come with scikit-learn
@@ -58,7 +60,7 @@ def verify(
         try:
             check.run()
         except (OSError, ValueError) as error:
-            check.lines.append(f"WRONG: {error}")
+            check.lines.append(f"WRONG: {words(error)}")
     lines = check.lines + [
         f"warning: {warning.message}" for warning in caught if issubclass(warning.category, UserWarning)
     ]

@@ -115,6 +115,13 @@ def test_a_bug_is_not_hidden_and_a_diverged_run_is_code_1(capsys, monkeypatch, t
     assert (code, err) == (1, "eagc train: the loss is nan\n")
 
 
+def test_verify_names_the_option_that_was_left_out(pictures, tmp_path, capsys):
+    layouts.Linker(pictures)(tmp_path / "class" / "image.jpg")
+    code, out, _ = call(capsys, "data", "verify", "--dataset", "folder", "--root", str(tmp_path))
+    assert code == 1
+    assert "WRONG: --split-file is missing: image folder needs" in out and "split_file" not in out
+
+
 def test_verify_tells_right_from_wrong(pictures, tmp_path, capsys):
     assert call(capsys, "data", "verify", "--dataset", "digits")[0] == 0
     layouts.cub_root(tmp_path, layouts.Linker(pictures))

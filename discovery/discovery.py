@@ -567,7 +567,7 @@ def _truth(request: Request, listing: Listing) -> list[str] | None:
         return None
     home = listing.unlabelled if os.path.isdir(listing.unlabelled) else os.path.dirname(listing.unlabelled)
     try:
-        with file.open(encoding="utf-8", errors="surrogateescape", newline="") as opened:
+        with file.open(encoding="utf-8-sig", errors="surrogateescape", newline="") as opened:
             rows = csv.DictReader(opened)
             if not {"path", "class"} <= {*(rows.fieldnames or ())}:
                 raise PlaceError(f"truth {file} must begin with the line path,class", "truth")

@@ -22,7 +22,7 @@ from eagc_ops.discovery.category_files import ASSIGNMENTS, assignment_rows, quot
 from eagc_ops.discovery.places import CATEGORIES
 from eagc_ops.discovery.predictor import Predictor, predictor_of
 from eagc_ops.training.data.catalog import image_files
-from eagc_ops.training.data.image_files import find_unreadable, shown
+from eagc_ops.training.data.image_files import find_unreadable, listed_paths, shown
 
 __all__ = ["export", "find_images", "predict"]
 
@@ -73,19 +73,21 @@ def predict(
 def find_images(images: Iterable[str | Path]) -> list[str]:
     """Absolute paths of files, of all images below folders, and of the lines of lists (`@list.txt`)."""
     paths: list[str] = []
+    named: list[str] = []  # those that no folder held
     for word in map(str, images):
         if word.startswith("@"):
-            home = os.path.dirname(os.path.abspath(word[1:]))
-            lines = Path(word[1:]).read_bytes().decode("utf-8", "surrogateescape").splitlines()
-            paths += [os.path.normpath(os.path.join(home, line.strip())) for line in lines if line.strip()]
+            named += (lines := listed_paths(Path(word[1:])))
+            paths += lines
         elif os.path.isdir(word):
             found = image_files(Path(os.path.abspath(word))).paths
             if not found:
                 raise PlaceError(f"images {word}: the folder has no images")
             paths += found
         else:
+            named.append(os.path.abspath(word))
             paths.append(os.path.abspath(word))
-    missing = [path for path in paths if not os.path.isfile(path)]
+    # A broken link in a folder is an unreadable image.
+    missing = [path for path in named if not os.path.isfile(path)]
     if missing:
         raise PlaceError(f"images: {len(missing):,} files do not exist, the first is {shown(missing[0])}")
     return paths

@@ -18,7 +18,7 @@ from eagc_ops.app.places import PlaceError
 from eagc_ops.discovery.places import check_two_folders
 from eagc_ops.training.config import ConfigError
 from eagc_ops.training.data.catalog import image_files, read_images
-from eagc_ops.training.data.image_files import find_unreadable, shown
+from eagc_ops.training.data.image_files import find_unreadable, listed_paths, shown
 from eagc_ops.training.data.listing import Listing
 
 __all__ = ["list_folders"]
@@ -91,9 +91,8 @@ def _unlabelled_files(place: Path) -> tuple[list[str], tuple[str, ...]]:
                 f"unlabelled images {place} has no images{''.join(f'; {note}' for note in found.notes)}"
             )
         return found.paths, found.notes
-    lines = place.read_bytes().decode("utf-8", "surrogateescape").splitlines()
-    listed = [os.path.join(place.parent, line.strip()) for line in lines if line.strip()]
-    paths = list(dict.fromkeys(os.path.normpath(path) for path in listed))
+    listed = listed_paths(place)
+    paths = list(dict.fromkeys(listed))
     missing = [path for path in paths if not os.path.isfile(path)]
     if missing or not paths:
         first = (

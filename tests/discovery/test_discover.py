@@ -55,7 +55,11 @@ def rows(file):
 
 
 def write_truth(file, truth):
-    file.write_text("path,class\n" + "".join(f"{path},{kind}\n" for path, kind in truth.items()))
+    """As a spreadsheet writes it: with a mark of its encoding."""
+    file.write_text(
+        encoding="utf-8-sig",
+        data="path,class\n" + "".join(f"{path},{kind}\n" for path, kind in truth.items()),
+    )
     return file
 
 

@@ -124,6 +124,9 @@ def test_images_by_file_folder_and_list(unlabelled, tmp_path, monkeypatch):
     assert inside == sorted(path.path for path in os.scandir(os.path.dirname(file)))
     with pytest.raises(ValueError, match=r"images: 1 files do not exist, the first is .*gone\.png"):
         find_images([tmp_path / "gone.png"])
+    (tmp_path / "album").mkdir()
+    (tmp_path / "album" / "broken.png").symlink_to("nowhere.png")  # as a discovery, it may be left out
+    assert find_images([tmp_path / "album"]) == [str(tmp_path / "album" / "broken.png")]
     (tmp_path / "empty").mkdir()
     with pytest.raises(ValueError, match="the folder has no images"):
         find_images([tmp_path / "empty"])

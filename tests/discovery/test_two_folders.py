@@ -88,6 +88,19 @@ def test_a_list_of_paths(photos, tmp_path):
         list_folders(photos / "labelled", photos / "list.txt")
 
 
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
+def test_a_list_of_paths_as_windows_writes_it(photos, tmp_path, encoding):
+    text = "new/2024/01.png\r\nnew/2024/21.png\r\n"
+    (photos / "list.txt").write_bytes(text.encode(encoding))
+    folders = list_folders(photos / "labelled", photos / "list.txt")
+    assert folders.unlabelled_images == [str(photos / "new/2024/01.png"), str(photos / "new/2024/21.png")]
+
+
+def test_an_image_in_the_place_of_a_list(photos):
+    with pytest.raises(ValueError, match=r"01\.png is no text file; name a folder, or a text file with one"):
+        list_folders(photos / "labelled", photos / "new/2024/01.png")
+
+
 def test_what_is_no_image_and_links_in_a_circle_are_left_out(photos):
     (photos / "new" / "notes.txt").write_text("mine")
     (photos / "new" / ".hidden.png").write_bytes(b"")

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import codecs
 import json
 import os
+import re
 from collections import Counter
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -15,6 +17,7 @@ from PIL import Image
 
 from eagc_ops.app.console import progress_bar
 from eagc_ops.app.files import atomic_write
+from eagc_ops.app.places import PlaceError
 
 __all__ = [
     "HEIC",
@@ -23,6 +26,7 @@ __all__ = [
     "find_unreadable",
     "image_size",
     "inspect",
+    "listed_paths",
     "opened",
     "read_image",
     "read_list",
@@ -192,6 +196,20 @@ def _reason(error: BaseException | None) -> str:
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     return " ".join(str(error).split()) or type(error).__name__
+
+
+def listed_paths(file: Path) -> list[str]:
+    """The absolute paths in a text file of one path per line; relative ones begin at its folder.
+
+    Windows writes such files with a mark of their encoding, which is no part of the first path.
+    """
+    content = file.read_bytes()
+    utf_16 = content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE))
+    text = content.decode("utf-16") if utf_16 else content.decode("utf-8-sig", "surrogateescape")
+    if "\0" in text:
+        raise PlaceError(f"{file} is no text file; name a folder, or a text file with one path per line")
+    lines = (line.strip() for line in re.split("\r?\n", text))
+    return [os.path.normpath(os.path.join(file.absolute().parent, line)) for line in lines if line]
 
 
 def shown(path: str) -> str:

@@ -55,11 +55,13 @@ ROUNDINGS = ("rn", "rz", "rm", "rp", "rna")
 ATOMICS = ("add", "min", "max", "and", "or", "xor", "exch", "cas", "inc", "dec")
 CACHES = {"ca", "cg", "cs", "lu", "cv", "wb", "wt", "nc"}  # where a copy may stay: no change of the value
 SPECIAL = [f"%{name}.{axis}" for name in ("tid", "ntid", "ctaid", "nctaid") for axis in "xyz"]
-SPECIAL += ["%laneid", "%warpid"]
+SPECIAL += ["%laneid", "%warpid", "%smid", *(f"%lanemask_{how}" for how in ("eq", "le", "lt", "ge", "gt"))]
+CLOCKS = {"%clock": 4, "%clock64": 8, "%globaltimer": 8}
 FTZ, NAN_WINS, SAT, DIRECTED = 1, 2, 4, 8  # the last one times the rounding (ROUNDINGS)
+SIGN_OF_BOTH = 64  # .xorsign.abs
 NO_SINKS = -1
 WORD = 2  # beside the width of an address: see Program._mark_words
-TO_INTEGRAL, SATURATE, FLUSH, EXACT = 8, 16, 32, 64  # of cvt, beside the rounding
+TO_INTEGRAL, SATURATE, FLUSH, EXACT, RELU = 8, 16, 32, 64, 128  # of cvt, beside the rounding
 READS_CARRY, WRITES_CARRY, SUBTRACTS, MULTIPLIES, HIGH = 1, 2, 4, 8, 16
 WINDOW, MIDDLE = 40, 1 << 39  # addresses of an argument: (position + 1) << 40, and the middle of that window
 PARAMETER_BITS = 12  # of its short address in the parameter space: (position + 1) << 12
@@ -708,7 +710,7 @@ class _Decoder:
         if target.startswith("{") or value.startswith("{"):
             names = self.vector(target if target.startswith("{") else value)
             width = BYTES[kind] // len(names)
-            self.require(width >= 2)
+            self.require(width >= 1)
             if target.startswith("{"):
                 places = [self.result(name, width) for name in names] + [self.value(value, BYTES[kind])]
             else:
@@ -717,6 +719,11 @@ class _Decoder:
             self.operation(
                 "UNPACK" if target.startswith("{") else "PACK", kind, count=len(names), width=width
             )
+            return
+        if value in CLOCKS:
+            self.require(BYTES[kind] == CLOCKS[value])
+            self.operation("CLOCK", kind)
+            self.row["operand"][0] = self.result(target, BYTES[kind])
             return
         self.operation("MOV", kind)
         self.operands(BYTES[kind], BYTES[kind])
@@ -921,6 +928,9 @@ class _Decoder:
             if operation in ("MIN", "MAX") and self.option("NaN"):
                 mode |= NAN_WINS
                 self.require(kind != "f64")
+            if operation in ("MIN", "MAX") and self.option("xorsign"):
+                mode |= SIGN_OF_BOTH
+                self.require(self.option("abs") is not None and kind != "f64" and len(self.args) == 3)
             if kind == "f32" and operation in ("ADD", "SUB", "MUL", "FMA") and self.option("sat"):
                 mode |= SAT
             if kind == "f32" and operation in ("MIN", "MAX") and len(self.args) == 4:  # sm_100
@@ -1030,6 +1040,13 @@ class _Decoder:
         self.operation(self.head.upper(), kind)
         self.operands(4, BYTES[kind])
 
+    def bfind(self) -> None:
+        kind = self.type("u32", "s32", "u64", "s64")
+        distance = self.option("shiftamt") is not None
+        self.plain(2)
+        self.operation("BFIND", kind, mode=int(distance))
+        self.operands(4, BYTES[kind])
+
     def prmt(self) -> None:
         self.type("b32")
         self.plain(4)
@@ -1083,11 +1100,14 @@ class _Decoder:
         self.operands(BYTES[kind], BYTES[kind], BYTES[kind], 0)
 
     def setp(self) -> None:
-        kind = self.type(*BITS, *INTEGERS, *HALVES, *WIDE_FLOATS)
+        kind = self.type(*BITS, *INTEGERS, *HALVES, "f16x2", "bf16x2", *WIDE_FLOATS)
         self.require(len(self.parts) == 1)
         how = COMPARISONS.index(self.parts.pop())
-        self.require(kind in (*HALVES, *WIDE_FLOATS) or how < 6)  # the others ask about NaN
+        self.require(kind in FLOATS or how < 6)  # the others ask about NaN
         self.plain(3)
+        if kind.endswith("x2"):
+            self.args[0], second = (name.strip() for name in self.args[0].split("|"))
+            self.row["operand"][3] = self.result(second, 0)
         self.operation("SETP", kind, mode=how)
         self.operands(0, BYTES[kind], BYTES[kind])
 
@@ -1101,9 +1121,12 @@ class _Decoder:
             self.eights(kind, source, rounding)
             return
         if kind in ("f16x2", "bf16x2"):
-            self.require(source == "f32" and rounding == "rn" and not (to_integral or ftz or saturate))
+            relu = RELU * (self.option("relu") is not None)
+            self.require(
+                source == "f32" and rounding in ("rn", "rz") and not (to_integral or ftz or saturate)
+            )
             self.plain(3)
-            self.operation("CVT_PAIR", kind)
+            self.operation("CVT_PAIR", kind, mode=ROUNDINGS.index(rounding or "") | relu)
             self.operands(4, 4, 4)
             return
         if kind == "tf32":
@@ -1663,8 +1686,8 @@ assert TENSORMAP.itemsize == TENSORMAP_BYTES
 _DECODERS: dict[str, Callable[[_Decoder], None]] = {
     **{name: getattr(_Decoder, name) for name in (
         "mov", "cvta", "createpolicy", "ld", "st", "atom", "cp", "ldmatrix", "stmatrix", "mul", "mad", "shf",
-        "bfe", "bfi", "brev", "prmt", "lop3", "selp", "setp", "cvt", "shfl", "vote", "redux", "elect",
-        "activemask", "mma", "fence", "bar", "bra", "ret", "trap", "testp", "set",
+        "bfe", "bfi", "bfind", "brev", "prmt", "lop3", "selp", "setp", "cvt", "shfl", "vote", "redux",
+        "elect", "activemask", "mma", "fence", "bar", "bra", "ret", "trap", "testp", "set",
         "wgmma", "mbarrier", "tcgen05", "tensormap", "brx", "call",
     )},
     "red": _Decoder.atom,

@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from .decode import BYTES, FINDINGS, MIDDLE, PARAMETER_BITS, TENSORMAP, WINDOW, Program, Statement, fill
+from .decode import (
+    BYTES,
+    FINDINGS,
+    MIDDLE,
+    PARAMETER_BITS,
+    SPECIAL,
+    TENSORMAP,
+    WINDOW,
+    Program,
+    Statement,
+    fill,
+)
 from .library import library
 
 if TYPE_CHECKING:  # torch is not needed: whoever passes a tensor has it
@@ -243,7 +254,7 @@ class _LaunchRecord(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("shared", "resident", "global_cell", "shared_cell")),
         *((name, ctypes.c_int32) for name in ("races", "traffic")),
         ("sink_starts", ctypes.c_void_p), ("lists", ctypes.c_void_p), ("sinks", ctypes.c_void_p),
-        ("special", ctypes.c_int32 * 14), ("seed", ctypes.c_uint64), ("limit", ctypes.c_int64),
+        ("special", ctypes.c_int32 * len(SPECIAL)), ("seed", ctypes.c_uint64), ("limit", ctypes.c_int64),
         *((name, ctypes.c_int32) for name in ("replicas", "pad", "local", "first_host")),
     )  # fmt: skip
 

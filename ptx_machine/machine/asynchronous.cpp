@@ -205,7 +205,9 @@ void Machine::touch_registers(Warp& w, const Instruction& i) {
     const int32_t place = list[1 + 2 * k];
     const bool writes = list[2 + 2 * k];
     for (const Accumulator& a : w.async.accumulators)
-      if (a.place == place && (writes || !a.factor))
+      if (a.place == place && !writes && !a.factor && i.operation == UNPACK)  // as ptxas does: it waits before the copy
+        std::memcpy(w.reg<uint32_t>(place), a.value, sizeof a.value);
+      else if (a.place == place && (writes || !a.factor))
         report(NOT_WAITED, w, i, __builtin_ctz(w.active), a.at, REGISTER, place);
     std::vector<int32_t>& written = w.async.unfenced;
     if (writes && i.operation != MOV && std::find(written.begin(), written.end(), place) == written.end()) written.push_back(place);

@@ -93,11 +93,13 @@ void Machine::start(Block& block, uint32_t id) {
     std::memcpy(w.registers, launch.registers, launch.register_bytes);
     for (int l = 0; l < LANES; l++) {
       const int thread = int(k) * LANES + l;
-      const int values[14] = {
+      const uint32_t lane = 1u << l, below = lane - 1;
+      const int values[SPECIAL] = {
           thread % size[0], thread / size[0] % size[1], thread / size[0] / size[1], size[0], size[1], size[2],
           int(id) % launch.grid[0], int(id) / launch.grid[0] % launch.grid[1], int(id) / launch.grid[0] / launch.grid[1],
-          launch.grid[0], launch.grid[1], launch.grid[2], l, int(k)};
-      for (int s = 0; s < 14; s++)
+          launch.grid[0], launch.grid[1], launch.grid[2], l, int(k),
+          int(id), int(lane), int(below | lane), int(below), int(~below), int(~below & ~lane)};
+      for (int s = 0; s < SPECIAL; s++)
         if (launch.special[s] >= 0) w.reg<uint32_t>(launch.special[s])[l] = uint32_t(values[s]);
     }
   }

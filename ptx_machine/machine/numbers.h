@@ -62,11 +62,15 @@ inline uint64_t encoded(double x, Format f, int rounding) {
   return encoded(u >> 63, m, (field ? field : 1) - 1075, false, f, rounding);
 }
 
+// Arithmetic on a GPU gives one NaN, and not that of the processor here, which has a sign.
+inline float canonical(float x) { return x != x ? bits<float>(0x7fffffffu) : x; }
+inline double canonical(double x) { return x; }
+
 struct Half {
   uint16_t raw;
   Half() = default;
-  explicit Half(double x) : raw(bits<uint16_t>(_Float16(x))) {}
-  explicit Half(float x) : raw(bits<uint16_t>(_Float16(x))) {}
+  explicit Half(double x) : raw(x != x ? 0x7fff : bits<uint16_t>(_Float16(x))) {}
+  explicit Half(float x) : raw(x != x ? 0x7fff : bits<uint16_t>(_Float16(x))) {}
   operator double() const { return double(float(bits<_Float16>(raw))); }
 };
 
@@ -149,25 +153,25 @@ template <class T> using Unsigned = std::make_unsigned_t<T>;
 
 template <class T> struct Add {
   T operator()(T a, T b) const {
-    if constexpr (is_float<T>) return T(Exact<T>(a) + Exact<T>(b));
+    if constexpr (is_float<T>) return T(canonical(Exact<T>(a) + Exact<T>(b)));
     else return T(Wrap<T>(a) + Wrap<T>(b));
   }
 };
 template <class T> struct Sub {
   T operator()(T a, T b) const {
-    if constexpr (is_float<T>) return T(Exact<T>(a) - Exact<T>(b));
+    if constexpr (is_float<T>) return T(canonical(Exact<T>(a) - Exact<T>(b)));
     else return T(Wrap<T>(a) - Wrap<T>(b));
   }
 };
 template <class T> struct Mul {
   T operator()(T a, T b) const {
-    if constexpr (is_float<T>) return T(Exact<T>(a) * Exact<T>(b));
+    if constexpr (is_float<T>) return T(canonical(Exact<T>(a) * Exact<T>(b)));
     else return T(Wrap<T>(a) * Wrap<T>(b));
   }
 };
 template <class T> struct Div {
   T operator()(T a, T b) const {
-    if constexpr (is_float<T>) return T(Exact<T>(a) / Exact<T>(b));
+    if constexpr (is_float<T>) return T(canonical(Exact<T>(a) / Exact<T>(b)));
     else if (b == 0) return T(~T(0));  // PTX leaves it open; this is what GPUs give
     else if (std::is_signed_v<T> && b == T(-1)) return T(Wrap<T>(0) - Wrap<T>(a));
     else return T(a / b);
@@ -191,7 +195,7 @@ inline double fma_to_odd(double a, double b, double c) {
 template <class T> struct Fma {
   T operator()(T a, T b, T c) const {
     if constexpr (std::is_same_v<T, Brain>) return T(fma_to_odd(a, b, c));
-    else return T(std::fma(Exact<T>(a), Exact<T>(b), Exact<T>(c)));
+    else return T(canonical(std::fma(Exact<T>(a), Exact<T>(b), Exact<T>(c))));
   }
 };
 template <class T> struct MulHi {
@@ -247,6 +251,15 @@ template <class T> struct Min3 { T operator()(T a, T b, T c) const { return Min<
 template <class T> struct Max3 { T operator()(T a, T b, T c) const { return Max<T>()(Max<T>()(a, b), c); } };
 template <class T> struct Min3Nan { T operator()(T a, T b, T c) const { return MinNan<T>()(MinNan<T>()(a, b), c); } };
 template <class T> struct Max3Nan { T operator()(T a, T b, T c) const { return MaxNan<T>()(MaxNan<T>()(a, b), c); } };
+// .xorsign.abs: the extreme of the sizes, with the product of the signs. `Neg`, because -x of a Half is a number of 64 bits.
+template <class T, bool NAN_WINS, bool LARGER> T of_sizes(T a, T b) {
+  const T size = extreme<T, NAN_WINS, LARGER>(Abs<T>()(a), Abs<T>()(b));
+  return std::signbit(double(a)) != std::signbit(double(b)) && !std::isnan(double(size)) ? Neg<T>()(size) : size;
+}
+template <class T> struct Smaller { T operator()(T a, T b) const { return of_sizes<T, false, false>(a, b); } };
+template <class T> struct SmallerNan { T operator()(T a, T b) const { return of_sizes<T, true, false>(a, b); } };
+template <class T> struct Larger { T operator()(T a, T b) const { return of_sizes<T, false, true>(a, b); } };
+template <class T> struct LargerNan { T operator()(T a, T b) const { return of_sizes<T, true, true>(a, b); } };
 template <class T> struct And { T operator()(T a, T b) const { return T(a & b); } };
 template <class T> struct Or { T operator()(T a, T b) const { return T(a | b); } };
 template <class T> struct Xor { T operator()(T a, T b) const { return T(a ^ b); } };
@@ -292,20 +305,28 @@ template <class T> struct Brev {
 template <class T> struct Clz {
   uint32_t operator()(T a) const { return a ? __builtin_clzll(uint64_t(a)) - (64 - width_of<T>) : width_of<T>; }
 };
+// bfind: the place of the highest bit that is not a copy of the sign, or (DISTANCE) how far it is from the top.
+template <class T, bool DISTANCE> struct Highest {
+  uint32_t operator()(T a) const {
+    const auto u = Unsigned<T>(std::is_signed_v<T> && a < 0 ? ~a : a);
+    const uint32_t above = Clz<Unsigned<T>>()(u);
+    return u == 0 ? ~0u : DISTANCE ? above : width_of<T> - 1 - above;
+  }
+};
 template <class T> struct Popc { uint32_t operator()(T a) const { return __builtin_popcountll(uint64_t(a)); } };
-template <class T> struct Sqrt { T operator()(T a) const { return std::sqrt(a); } };
-template <class T> struct Rsqrt { T operator()(T a) const { return T(1.0 / std::sqrt(double(a))); } };
-template <class T> struct Rcp { T operator()(T a) const { return T(1) / a; } };
+template <class T> struct Sqrt { T operator()(T a) const { return canonical(std::sqrt(a)); } };
+template <class T> struct Rsqrt { T operator()(T a) const { return canonical(T(1.0 / std::sqrt(double(a)))); } };
+template <class T> struct Rcp { T operator()(T a) const { return canonical(T(1) / a); } };
 template <class T> struct Ex2 {
   T operator()(T a) const {
-    const auto x = std::exp2(Exact<T>(a));
+    const auto x = canonical(std::exp2(Exact<T>(a)));
     return std::is_same_v<T, Brain> && x < std::numeric_limits<float>::min() ? T(0.0) : T(x);  // always .ftz
   }
 };
-template <class T> struct Lg2 { T operator()(T a) const { return std::log2(a); } };
-template <class T> struct Sin { T operator()(T a) const { return std::sin(a); } };
-template <class T> struct Cos { T operator()(T a) const { return std::cos(a); } };
-template <class T> struct Tanh { T operator()(T a) const { return T(std::tanh(Exact<T>(a))); } };
+template <class T> struct Lg2 { T operator()(T a) const { return canonical(std::log2(a)); } };
+template <class T> struct Sin { T operator()(T a) const { return canonical(std::sin(a)); } };
+template <class T> struct Cos { T operator()(T a) const { return canonical(std::cos(a)); } };
+template <class T> struct Tanh { T operator()(T a) const { return T(canonical(std::tanh(Exact<T>(a)))); } };
 template <class T> struct CopySign { T operator()(T sign, T a) const { return std::copysign(a, sign); } };
 
 // .ftz: subnormal inputs and results are zero.
@@ -328,10 +349,10 @@ template <class T, class F> struct Pair {
 };
 // fma.rn.f32.bf16: the narrow operands are exact in f32.
 template <class H> struct MixedFma {
-  float operator()(H a, H b, float c) const { return std::fma(float(double(a)), float(double(b)), c); }
+  float operator()(H a, H b, float c) const { return canonical(std::fma(float(double(a)), float(double(b)), c)); }
 };
-template <class H> struct MixedAdd { float operator()(H a, float b) const { return float(double(a)) + b; } };
-template <class H> struct MixedSub { float operator()(H a, float b) const { return float(double(a)) - b; } };
+template <class H> struct MixedAdd { float operator()(H a, float b) const { return canonical(float(double(a)) + b); } };
+template <class H> struct MixedSub { float operator()(H a, float b) const { return canonical(float(double(a)) - b); } };
 
 struct Prmt {
   uint32_t operator()(uint32_t a, uint32_t b, uint32_t selector) const {

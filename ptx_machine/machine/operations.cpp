@@ -55,7 +55,7 @@ template <template <class> class F, int N> Handler integers(int32_t type) {
     default: return nullptr;
   }
 }
-enum { FTZ = 1, NAN_WINS = 2, SAT = 4, DIRECTED = 8 };  // modes of arithmetic, as in decode.py
+enum { FTZ = 1, NAN_WINS = 2, SAT = 4, DIRECTED = 8, SIGN_OF_BOTH = 64 };  // modes of arithmetic, as in decode.py
 // A rounding to zero, down or up, .sat: rare, so one lane at a time and decided here. The operands are read again after
 // the rounding is set, which a compiler might otherwise do before.
 template <class F, class T> T directed(int rounding, const volatile T& a, const volatile T& b, const volatile T& c, int n) {
@@ -83,7 +83,7 @@ template <class F, class T, int N> void unusual(Machine&, Warp& w, const Instruc
     }
 }
 template <template <class> class F, int N> Handler wide_floats(const Instruction& i) {
-  if (i.mode & ~(FTZ | NAN_WINS)) return i.type == F32 ? unusual<F<float>, float, N> : unusual<F<double>, double, N>;
+  if (i.mode & ~(FTZ | NAN_WINS | SIGN_OF_BOTH)) return i.type == F32 ? unusual<F<float>, float, N> : unusual<F<double>, double, N>;
   switch (i.type) {
     case F32: return i.mode & FTZ ? same<Flushed<F<float>>, float, N>() : same<F<float>, float, N>();
     case F64: return i.mode & FTZ ? same<FlushedDouble<F<double>>, double, N>() : same<F<double>, double, N>();
@@ -134,6 +134,15 @@ template <template <class> class F, bool ADDS> Handler widening(int32_t type) {
 template <template <class> class F> Handler counting(int32_t type) {
   return type == U32 ? lanes<F<uint32_t>, uint32_t, uint32_t> : type == U64 ? lanes<F<uint64_t>, uint32_t, uint64_t> : nullptr;
 }
+template <bool DISTANCE> Handler highest(int32_t type) {
+  switch (type) {
+    case U32: return lanes<Highest<uint32_t, DISTANCE>, uint32_t, uint32_t>;
+    case S32: return lanes<Highest<int32_t, DISTANCE>, uint32_t, int32_t>;
+    case U64: return lanes<Highest<uint64_t, DISTANCE>, uint32_t, uint64_t>;
+    case S64: return lanes<Highest<int64_t, DISTANCE>, uint32_t, int64_t>;
+    default: return nullptr;
+  }
+}
 template <template <class> class F> Handler fields(int32_t type) {
   switch (type) {
     case U32: return lanes<F<uint32_t>, uint32_t, uint32_t, uint32_t, uint32_t>;
@@ -176,6 +185,16 @@ template <class T> void set_predicate(Machine&, Warp& w, const Instruction& i, u
   uint32_t* d = w.reg<uint32_t>(i.operand[0]);
   *d = (*d & ~mask) | (out & mask);
 }
+template <class T> void set_predicates(Machine&, Warp& w, const Instruction& i, uint32_t mask) {  // of two halves each
+  for (int h = 0; h < 2; h++) {
+    uint32_t out = 0;
+    for (int l = 0; l < LANES; l++)
+      out |= uint32_t(compare<T>(i.mode, w.reg<T>(i.operand[1])[2 * l + h], w.reg<T>(i.operand[2])[2 * l + h])) << l;
+    if (i.operand[3 * h] < 0) continue;
+    uint32_t* d = w.reg<uint32_t>(i.operand[3 * h]);
+    *d = (*d & ~mask) | (out & mask);
+  }
+}
 Handler set_predicate_of(int32_t type) {
   switch (type) {
     case U16: return set_predicate<uint16_t>;
@@ -186,6 +205,8 @@ Handler set_predicate_of(int32_t type) {
     case S64: return set_predicate<int64_t>;
     case F16: return set_predicate<Half>;
     case BF16: return set_predicate<Brain>;
+    case F16X2: return set_predicates<Half>;
+    case BF16X2: return set_predicates<Brain>;
     case F32: return set_predicate<float>;
     case F64: return set_predicate<double>;
     default: return nullptr;
@@ -357,8 +378,8 @@ void eights_narrow(Machine&, Warp& w, const Instruction& i, uint32_t mask) {
     }
 }
 
-// cvt. A mode is a rounding (0: .rn, 1: .rz, 2: .rm, 3: .rp, 4: .rna) and four flags.
-enum { ROUNDING = 7, TO_INTEGRAL = 8, SATURATE = 16, FLUSH = 32, EXACT = 64 };
+// cvt. A mode is a rounding (0: .rn, 1: .rz, 2: .rm, 3: .rp, 4: .rna) and flags.
+enum { ROUNDING = 7, TO_INTEGRAL = 8, SATURATE = 16, FLUSH = 32, EXACT = 64, RELU = 128 };
 
 bool is_floating(int32_t type) { return type == F16 || type == BF16 || type == F32 || type == F64; }
 bool is_signed(int32_t type) { return type == S8 || type == S16 || type == S32 || type == S64; }
@@ -435,13 +456,24 @@ void convert(Machine& m, Warp& w, const Instruction& i, uint32_t mask) {
     }
 }
 template <class To, class From> struct Narrow { To operator()(From a) const { return To(a); } };
-template <class From> struct Widen { float operator()(From a) const { return float(double(a)); } };
+template <class From> struct Widen { float operator()(From a) const { return canonical(float(double(a))); } };
 struct Away { uint32_t operator()(uint32_t a) const { return tf32_away(a); } };
 struct Even { uint32_t operator()(uint32_t a) const { return tf32_even(a); } };
 // cvt.rn.bf16x2.f32 d, a, b: a becomes the upper half.
 template <class T> struct Two {
   uint32_t operator()(float a, float b) const { return uint32_t(T(a).raw) << 16 | T(b).raw; }
 };
+void convert_two(Machine&, Warp& w, const Instruction& i, uint32_t mask) {  // .rz, .relu
+  for (int l = 0; l < LANES; l++)
+    if (on(mask, l)) {
+      uint32_t out = 0;
+      for (int h = 0; h < 2; h++) {
+        const float x = w.reg<float>(i.operand[2 - h])[l];
+        if (!(i.mode & RELU && x <= 0)) out |= uint32_t(encoded(x, format_of(i.type == F16X2 ? F16 : BF16), i.mode & ROUNDING)) << 16 * h;
+      }
+      w.reg<uint32_t>(i.operand[0])[l] = out;
+    }
+}
 Handler convert_of(const Instruction& i) {
   if (i.type == TF32) return (i.mode & ROUNDING) == 4 ? lanes<Away, uint32_t, uint32_t> : lanes<Even, uint32_t, uint32_t>;
   if (i.count != bytes_of(i.from) || i.width != bytes_of(i.type)) return convert;  // wider registers
@@ -546,6 +578,10 @@ template <bool LARGER, bool WINS> void reduce_floats(Machine& m, Warp& w, const 
     if (on(mask, l)) w.reg<float>(i.operand[0])[l] = out;
 }
 void nothing(Machine&, Warp&, const Instruction&, uint32_t) {}
+void clock(Machine& m, Warp& w, const Instruction& i, uint32_t mask) {  // no time, but it goes on
+  for (int l = 0; l < LANES; l++)
+    if (on(mask, l)) set(w, i.operand[0], bytes_of(i.type), l, uint64_t(m.executed));
+}
 void elect(Machine& m, Warp& w, const Instruction& i, uint32_t mask) {
   need(m, w, i, mask, 2);
   const int leader = __builtin_ctz(mask);
@@ -607,7 +643,7 @@ template <class T> void mma(Machine& m, Warp& w, const Instruction& i, uint32_t 
       const int row = l / 4 + 8 * (r >> 1), column = l % 4 * 2 + (r & 1);
       double sum = 0;
       for (int k = 0; k < k_size; k++) sum += double(a[row][k]) * double(b[column][k]);
-      out[r][l] = float(sum + double(w.reg<float>(c[r])[l]));
+      out[r][l] = canonical(float(sum + double(w.reg<float>(c[r])[l])));
     }
   for (int r = 0; r < 4; r++) std::memcpy(w.reg<float>(d[r]), out[r], sizeof out[r]);
 }
@@ -673,7 +709,7 @@ void mma_eights(Machine& m, Warp& w, const Instruction& i, uint32_t mask) {
   for (int l = 0; l < LANES; l++)
     for (int r = 0; r < 4; r++) {
       if (i.type == F16) w.reg<Half>(i.operand[r >> 1])[2 * l + (r & 1)] = Half(out[r][l]);
-      else w.reg<float>(i.operand[r])[l] = float(out[r][l]);
+      else w.reg<float>(i.operand[r])[l] = canonical(float(out[r][l]));
     }
 }
 
@@ -707,7 +743,7 @@ void mma_scaled(Machine& m, Warp& w, const Instruction& i, uint32_t mask) {
     for (int r = 0; r < 4; r++) {
       const int row = l / 4 + 8 * (r >> 1), column = l % 4 * 2 + (r & 1);
       const double sum = scaled_product(a[row], b[column], i.count, scale_a[row], scale_b[column], blocks);
-      out[r][l] = float(sum + double(w.reg<float>(i.operand[10 + r])[l]));
+      out[r][l] = canonical(float(sum + double(w.reg<float>(i.operand[10 + r])[l])));
     }
   for (int r = 0; r < 4; r++) std::memcpy(w.reg<float>(i.operand[r]), out[r], sizeof out[r]);
 }
@@ -799,6 +835,12 @@ template <bool STORE> void shared(Machine& m, Warp& w, const Instruction& i, uin
     }
 }
 
+// A sum of f32 in global memory is formed as .ftz, in shared memory it is not.
+template <class T, bool SHARED> T after(const Instruction& i, T old, T b, T c) {
+  if constexpr (std::is_same_v<T, float> && !SHARED)
+    if (i.mode == 0) return Flushed<Add<float>>()(old, b);
+  return changed<T>(i.mode, old, b, c);
+}
 template <class T, bool SHARED> void atomic(Machine& m, Warp& w, const Instruction& i, uint32_t mask) {
   uint64_t addresses[LANES];
   for (int l = 0; l < LANES; l++) addresses[l] = address_of(w, i, l);
@@ -815,7 +857,7 @@ template <class T, bool SHARED> void atomic(Machine& m, Warp& w, const Instructi
       uint8_t bytes[sizeof(T)] = {};
       std::memcpy(bytes + part.before, p + part.before, sizeof(T) - part.before - part.after);
       std::memcpy(&old, bytes, sizeof old);
-      const T value = changed<T>(i.mode, old, b, c);
+      const T value = after<T, SHARED>(i, old, b, c);
       std::memcpy(bytes, &value, sizeof value);
       std::memcpy(p + part.before, bytes + part.before, sizeof(T) - part.before - part.after);
       if (!part.keeps(bytes, sizeof(T))) m.report(OUT_OF_BOUNDS, w, i, l, -1, -2, int64_t(addresses[l]));
@@ -833,7 +875,7 @@ template <class T> void atomics(Machine& m, Warp& w, const Instruction& i, uint3
       uint8_t* p = m.strong(w, i, l, addresses[l] + k * sizeof(T), sizeof(T), true, true);
       if (!p) continue;
       std::memcpy(&old, p, sizeof old);
-      const T value = changed<T>(i.mode, old, b, b);
+      const T value = after<T, false>(i, old, b, b);
       std::memcpy(p, &value, sizeof value);
       if (i.operand[k] >= 0) w.reg<T>(i.operand[k])[l] = old;
     }
@@ -1018,8 +1060,10 @@ Handler handler_of(const Instruction& i) {
     case ABS: return numbers<Abs, 1>(i);
     case NEG: return numbers<Neg, 1>(i);
     case MIN: if (i.count == 3) return i.mode & NAN_WINS ? wide_floats<Min3Nan, 3>(i) : wide_floats<Min3, 3>(i);
+      if (i.mode & SIGN_OF_BOTH) return i.mode & NAN_WINS ? floats<SmallerNan, 2>(i) : floats<Smaller, 2>(i);
       return i.mode & NAN_WINS ? floats<MinNan, 2>(i) : numbers<Min, 2>(i);
     case MAX: if (i.count == 3) return i.mode & NAN_WINS ? wide_floats<Max3Nan, 3>(i) : wide_floats<Max3, 3>(i);
+      if (i.mode & SIGN_OF_BOTH) return i.mode & NAN_WINS ? floats<LargerNan, 2>(i) : floats<Larger, 2>(i);
       return i.mode & NAN_WINS ? floats<MaxNan, 2>(i) : numbers<Max, 2>(i);
     case AND: return bitwise<And, 2>(i.type);
     case OR: return bitwise<Or, 2>(i.type);
@@ -1037,6 +1081,7 @@ Handler handler_of(const Instruction& i) {
     case BREV: return i.type == U32 || i.type == U64 ? integers<Brev, 1>(i.type) : nullptr;
     case CLZ: return counting<Clz>(i.type);
     case POPC: return counting<Popc>(i.type);
+    case BFIND: return i.mode ? highest<true>(i.type) : highest<false>(i.type);
     case PRMT: return lanes<Prmt, uint32_t, uint32_t, uint32_t, uint32_t>;
     case LOP3: return table<lop3>;
     case SELP: return by_width(bytes_of(i.type), select<uint16_t>, select<uint32_t>, select<uint64_t>);
@@ -1055,10 +1100,12 @@ Handler handler_of(const Instruction& i) {
     case TANH: return floats<Tanh, 1>(i);
     case COPYSIGN: return wide_floats<CopySign, 2>(i);
     case CVT: return convert_of(i);
-    case CVT_PAIR: return i.type == F16X2 ? lanes<Two<Half>, uint32_t, float, float> : lanes<Two<Brain>, uint32_t, float, float>;
+    case CVT_PAIR: if (i.mode) return convert_two;
+      return i.type == F16X2 ? lanes<Two<Half>, uint32_t, float, float> : lanes<Two<Brain>, uint32_t, float, float>;
     case EIGHTS_WIDEN: return eights_widen;
     case EIGHTS_NARROW: return eights_narrow;
     case CVTA: return generic_address;
+    case CLOCK: return clock;
     case SHFL: return shuffle;
     case VOTE: return vote;
     case REDUX:

@@ -5,8 +5,8 @@
 
 enum Operation : int32_t {
   MOV, PACK, UNPACK, ADD, SUB, MUL, MULHI, MULWIDE, MAD, MADHI, MADWIDE, DIV, REM, ABS, NEG, MIN, MAX, AND, OR, XOR,
-  NOT, SHL, SHR, CARRY, SHF_LEFT, SHF_RIGHT, BFE, BFI, BREV, CLZ, POPC, PRMT, LOP3, SELP, SETP, FMA, SQRT, RSQRT, RCP, EX2,
-  LG2, SIN, COS, TANH, COPYSIGN, TESTP, SET, NOTHING, CVT, CVT_PAIR, EIGHTS_WIDEN, EIGHTS_NARROW, CVTA, SHFL, VOTE, REDUX, ELECT, ACTIVEMASK, LOAD_GLOBAL, STORE_GLOBAL,
+  NOT, SHL, SHR, CARRY, SHF_LEFT, SHF_RIGHT, BFE, BFI, BREV, CLZ, POPC, BFIND, PRMT, LOP3, SELP, SETP, FMA, SQRT, RSQRT, RCP, EX2,
+  LG2, SIN, COS, TANH, COPYSIGN, TESTP, SET, NOTHING, CVT, CVT_PAIR, EIGHTS_WIDEN, EIGHTS_NARROW, CVTA, CLOCK, SHFL, VOTE, REDUX, ELECT, ACTIVEMASK, LOAD_GLOBAL, STORE_GLOBAL,
   LOAD_SHARED, STORE_SHARED, LOAD_LOCAL, STORE_LOCAL, ATOM_GLOBAL, ATOM_SHARED, CP_ASYNC, CP_COMMIT, CP_WAIT, LDMATRIX, STMATRIX, MMA, MMA_SCALED, FENCE,
   WARP_SYNC, BARRIER, BRANCH, BRANCH_TABLE, EXIT, TRAP, PRINT, ASSERT,
   PROXY_FENCE, WGMMA, WGMMA_FENCE, WGMMA_COMMIT, WGMMA_WAIT, MBARRIER_INIT, MBARRIER_INVAL, MBARRIER_ARRIVE, MBARRIER_WAIT,
@@ -27,7 +27,7 @@ enum Finding : int32_t {
 // The order and scope of a strong memory operation; WEAK is a plain ld or st.
 enum Order : int32_t { WEAK = 0, RELAXED = 1, ACQUIRE = 2, RELEASE = 4 };
 
-constexpr int OPERANDS = 16;
+constexpr int OPERANDS = 16, SPECIAL = 20;
 constexpr int32_t NO_SINKS = -1;
 constexpr int32_t WORD = 2;
 
@@ -85,7 +85,7 @@ struct Launch {
   const int32_t* sink_starts;  // of each instruction, in `sinks`; one more at the end
   const int32_t* lists;
   const int32_t* sinks;  // where the value of a load may end: stores; NO_SINKS: elsewhere too, or it is no load
-  int32_t special[14];  // byte offsets of %tid, %ntid, %ctaid, %nctaid (x, y, z each), %laneid, %warpid; -1: not used
+  int32_t special[SPECIAL];  // byte offsets of the special registers, in the order of decode.SPECIAL; -1: not used
   uint64_t seed;
   int64_t limit;        // warp instructions
   int32_t replicas, pad;  // 1: Triton's code, in which several lanes hold one number

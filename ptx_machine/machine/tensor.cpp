@@ -46,18 +46,19 @@ Matrix matrix(Machine& m, const Instruction& i, uint64_t descriptor) {
   static constexpr int of_hopper[4] = {16, 128, 64, 32}, of_blackwell[8] = {16, 0, 128, 0, 64, 0, 32, 0};
   out.swizzle = hopper ? of_hopper[descriptor >> 62] : of_blackwell[descriptor >> 61];
   if (!out.swizzle) m.fail(i, "the machine does not know this swizzle of a matrix descriptor");
-  if (descriptor >> 49 & 7) m.fail(i, "the machine does not know matrix descriptors with a base offset");
+  if (descriptor >> 49 & 7 && out.swizzle != 16) m.fail(i, "the machine does not know matrix descriptors with a base offset");
   if (!hopper && ((descriptor >> 46 & 7) != 1 || (descriptor >> 52 & 1))) m.fail(i, "is no matrix descriptor of tcgen05");
   return out;
 }
 // Where 16 bytes lie: from element (row, k) on along K, or along the rows if `transposed`. The swizzle is one of the
-// address: its bits 4, 5, 6 change with its bits 7, 8, 9.
-uint32_t place(Machine& m, const Instruction& i, const Matrix& a, int row, int k, int bytes, bool transposed) {
+// address: its bits 4, 5, 6 change with its bits 7, 8, 9. Without one, `leading` is along K and `stride` along the rows,
+// whichever is contiguous.
+uint32_t place(const Matrix& a, int row, int k, int bytes, bool transposed) {
   uint32_t offset;
   if (!transposed && a.swizzle == 16) offset = row % 8 * 16 + row / 8 * a.stride + k * bytes / 16 * a.leading;
   else if (!transposed) offset = row % 8 * a.swizzle + row / 8 * a.stride + k * bytes;
+  else if (a.swizzle == 16) offset = row * bytes % 16 + row * bytes / 16 * a.stride + k % 8 * 16 + k / 8 * a.leading;
   else {
-    if (a.swizzle == 16) m.fail(i, "the machine does not know transposed matrices without a swizzle");
     const int along = row * bytes;
     offset = along % a.swizzle + along / a.swizzle * a.leading + k % 8 * a.swizzle + k / 8 * a.stride;
   }
@@ -69,7 +70,7 @@ void read(Machine& m, Warp& w, const Instruction& i, int lane, uint64_t descript
   const int bytes = bytes_of(type), depth = 32 / bytes, many = 16 / bytes;
   const float sign = negative ? -1 : 1;
   auto piece = [&](int row, int k) {
-    return m.proxy_read(w, i, lane, place(m, i, a, first + row, k, bytes, transposed), 16, by);
+    return m.proxy_read(w, i, lane, place(a, first + row, k, bytes, transposed), 16, by);
   };
   auto value = [&](const uint8_t* p, int n) { return p ? sign * number(p + n * bytes, type) : std::nanf(""); };
   if (!transposed) {
@@ -93,7 +94,7 @@ uint32_t product(const float* a, const float* b, int depth, uint32_t c, bool add
   for (int k = 0; k < depth; k++) sum += double(a[k]) * double(b[k]);
   if (!adds) c = 0;
   if (type == F16) return Half(sum + double(bits<Half>(uint16_t(c)))).raw;
-  if (type == F32) return bits<uint32_t>(float(sum + double(bits<float>(c))));
+  if (type == F32) return bits<uint32_t>(canonical(float(sum + double(bits<float>(c)))));
   const int64_t whole = int64_t(sum) + int32_t(c);
   return uint32_t(saturate ? std::clamp<int64_t>(whole, INT32_MIN, INT32_MAX) : whole);
 }
@@ -380,7 +381,7 @@ void mma_scaled(Machine& m, Warp& w, const Instruction& i, int lane, uint32_t wh
       for (int n = 0; n < GROUP; n++) {
         uint32_t& d = t.value[GROUP * g + n][address + uint32_t(c)];
         const double sum = scaled_product(a[GROUP * g + n], b[c], depth, scales[0][GROUP * g + n], scales[1][c], blocks);
-        d = bits<uint32_t>(float(sign * sum + (adds ? double(bits<float>(d)) : 0.0)));
+        d = bits<uint32_t>(canonical(float(sign * sum + (adds ? double(bits<float>(d)) : 0.0))));
       }
     }
 }

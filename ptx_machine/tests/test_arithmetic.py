@@ -298,6 +298,19 @@ def test_saturation():
         assert (run(f"{name}.sat", inputs, "s32") == expected).all()
 
 
+@pytest.mark.parametrize("kind", ["f16", "bf16", "f32"])
+def test_the_extreme_of_sizes_with_both_signs(kind):
+    """What a clamp to a range around zero is compiled to."""
+    rows, inputs = grid(kind, float_edges(kind), 2)
+    for name, larger, suffix in itertools.product(("min", "max"), (False, True), ("", ".NaN")):
+        if larger != (name == "max"):
+            continue
+        sizes = [extreme(abs(a), abs(b), larger, bool(suffix)) for a, b in rows]
+        signs = [math.copysign(1, a) * math.copysign(1, b) for a, b in rows]
+        exact = [size * sign for size, sign in zip(sizes, signs)]
+        check(run(f"{name}{suffix}.xorsign.abs", inputs, kind), rows, exact, kind)
+
+
 @pytest.mark.parametrize("suffix", ["", ".NaN"])
 def test_the_extreme_of_three(suffix):
     rows, inputs = grid("f32", float_edges("f32")[::2], 3)

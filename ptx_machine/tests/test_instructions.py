@@ -145,6 +145,12 @@ def test_bit_fields_and_counts(bits):
     same(lanes(f"brev.b{bits} {{out}}, {{0}};", a, out=dtype), np.array(reversed_, dtype))
     same(lanes(f"popc.b{bits} {{out}}, {{0}};", a, out="u4"), [int(x).bit_count() for x in a])
     same(lanes(f"clz.b{bits} {{out}}, {{0}};", a, out="u4"), [bits - int(x).bit_length() for x in a])
+    for kind, values in (("u", a), ("s", a.view(f"i{bits // 8}"))):
+        highest = [(int(x) if x >= 0 else ~int(x)).bit_length() - 1 for x in values]
+        mine = lanes(f"bfind.{kind}{bits} {{out}}, {{0}};", values, out="u4")
+        same(mine, [high % (1 << 32) for high in highest])
+        mine = lanes(f"bfind.shiftamt.{kind}{bits} {{out}}, {{0}};", values, out="u4")
+        same(mine, [bits - 1 - high if high >= 0 else 0xFFFFFFFF for high in highest])
 
 
 def test_byte_permutation_logic_table_and_funnel_shift():
@@ -199,6 +205,17 @@ def test_floating_point(kind, dtype):
             np.where(np.isnan(b), a, np.where(a == b, np.where(np.signbit(a), a, b), np.minimum(a, b))),
         ),
     )
+
+
+@pytest.mark.parametrize("kind", ["f32", "f16", "bf16"])
+def test_arithmetic_gives_one_nan(kind):
+    """Not that of the processor here, which has a sign: bits of it may be looked at."""
+    size = 4 if kind == "f32" else 2
+    infinite = {"f32": 0x7F800000, "f16": 0x7C00, "bf16": 0x7F80}[kind]
+    x = np.full(32, infinite, f"u{size}")
+    for instruction in ("sub.rn.{k} {{out}}, {{0}}, {{0}}", "fma.rn.{k} {{out}}, {{0}}, 0, {{0}}"):
+        mine = lanes(f"{instruction.format(k=kind)};", x, out=x.dtype.str)
+        assert (mine == (1 << 8 * size - 1) - 1).all()
 
 
 def test_a_nan_wins_or_loses():
@@ -306,6 +323,17 @@ def test_rounding_to_halves(kind):
     assert (np.abs(value) <= np.abs(other)).all() and (np.abs(value) > np.abs(other) * (1 - unit)).all()
 
 
+@pytest.mark.parametrize("kind", HALF)
+def test_rounding_of_two_to_zero_and_without_a_sign(kind):
+    x, y = some("f4"), some("f4")
+    for how in ("rz", "rn.relu", "rz.relu"):
+        pairs = lanes(f"cvt.{how}.{kind}x2.f32 {{out}}, {{0}}, {{1}};", x, y, out="u4")
+        for mine, values in ((pairs >> 16, x), (pairs & 0xFFFF, y)):
+            one = lanes(f"cvt.{how[:2]}.{kind}.f32 {{out}}, {{0}};", values, out="u2")
+            positive = np.isnan(values) | (values > 0) | ("relu" not in how)
+            same(mine.astype("u2"), np.where(positive, one, 0))
+
+
 def test_rounding_to_tf32_is_half_away_from_zero():
     unit = np.float32(2.0**-10)
     x = np.float32(1) + unit * np.arange(32, dtype="f4") / 4
@@ -401,6 +429,22 @@ def test_comparisons_and_selection(kind):
     same(lanes(f"selp.{bits} {{out}}, {{0}}, {{1}}, {{2}};", a, b, chosen, out=dtype), np.where(chosen, a, b))
 
 
+@pytest.mark.parametrize("kind", HALF)
+def test_comparisons_of_two_halves(kind):
+    """The first predicate is of the lower halves; one of the two may be left out."""
+    (x, a), (y, b) = (half(kind) for _ in range(2))
+    x[:8], a[:8] = y[:8], b[:8]
+    low, high = x | y.astype("u4") << 16, y | x.astype("u4") << 16  # (a, b) against (b, a)
+    for name, first, second in (
+        ("lt", a < b, b < a),
+        ("neu", a != b, b != a),
+        ("nan", *[a.isnan() | b.isnan()] * 2),
+    ):
+        for target, wanted in (("{out}|%p3", first), ("%p3|{out}", second), ("{out}|_", first)):
+            mine = lanes(f"setp.{name}.{kind}x2 {target}, {{0}}, {{1}};", low, high, out="?")
+            assert (mine == wanted.numpy()).all(), (name, target)
+
+
 def test_predicates():
     p, q = RANDOM.random(32) < 0.5, RANDOM.random(32) < 0.5
     for name, expected in (("and", p & q), ("or", p | q), ("xor", p ^ q)):
@@ -421,6 +465,23 @@ def test_packing():
         both,
     )
     same(lanes("mov.b64 {_, {out}}, {0};".replace("_", "%r30"), both, out="u4"), b)
+    octets = "{.reg .b8 s<4>; mov.b32 {s0, s1, s2, s3}, {0}; mov.b32 {out}, {s3, s0, s1, s2};}"
+    same(lanes(octets, a, out="u4"), a << np.uint32(8) | a >> np.uint32(24))
+    third = "{.reg .b8 s<4>; mov.b32 {s0, s1, s2, s3}, {0}; cvt.rn.f32.s8 {out}, s2;}"
+    same(lanes(third, a, out="f4"), (a >> np.uint32(16)).astype("i1").astype("f4"))
+
+
+def test_special_registers():
+    lane = np.arange(32, dtype="u4")
+    one = np.uint32(1) << lane
+    expected = {"eq": one, "lt": one - 1, "le": one - 1 | one, "ge": ~(one - 1), "gt": ~(one - 1 | one)}
+    for name, mask in expected.items():
+        same(lanes(f"mov.u32 {{out}}, %lanemask_{name};", lane, out="u4"), mask)
+    for kind, name in (("u64", "%globaltimer"), ("u64", "%clock64"), ("u32", "%clock")):
+        size = kind.replace("u", "b")
+        later = f"mov.{kind} {{out}}, {name}; mov.{kind} %{'d' if kind == 'u64' else 'r'}30, {name}; "
+        later += f"sub.{kind} {{out}}, %{'d' if kind == 'u64' else 'r'}30, {{out}};"
+        assert (lanes(later, lane, out=f"u{int(size[1:]) // 8}") > 0).all()
 
 
 def shuffled(mode: str, values: np.ndarray, n: np.ndarray, c: int) -> tuple[np.ndarray, np.ndarray]:
@@ -687,6 +748,18 @@ def test_atomics(space):
         f"atom.{space}.add.f32 %r10, [ADDRESS], 0f3F800000", values, np.float32(50).view("u4"), space
     )
     assert final.view("f4") == 82
+
+
+@pytest.mark.parametrize(("space", "flushed"), [("global", True), ("shared", False)])
+def test_an_atomic_sum_flushes_subnormals_in_global_memory_only(space, flushed):
+    small = np.float32(2.0**-130)
+    values = np.full(32, small).view("u4")
+    for start, exact in (
+        (small, 33 * small),
+        (np.float32(-(2.0**-126)), np.float32(-(2.0**-126)) + 32 * small),
+    ):
+        final, _ = atomic(f"atom.{space}.add.f32 %r10, [ADDRESS], %r9", values, start.view("u4"), space)
+        assert final.view("f4") == ((0 if start > 0 else start) if flushed else exact)
 
 
 def atomic(instruction, values, start, space):

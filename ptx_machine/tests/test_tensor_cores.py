@@ -82,6 +82,38 @@ def test_products(arch, opcode, shape):
     assert any(name.startswith(opcode) for name in report.counts())
 
 
+@pytest.mark.parametrize("arch", ["sm_90", "sm_100"])
+def test_a_narrow_factor_that_is_contiguous_across_k(arch):
+    """Rows of 16 bytes: no swizzle, and the distances of the descriptor change their places."""
+    mine, exact, report = multiplied(arch, 64, 8, 64, torch.float16, False, False)
+    report.check()
+    torch.testing.assert_close(mine.double(), exact, rtol=1e-6, atol=1e-5)
+
+
+@triton.jit
+def narrow_sum_kernel(a_ptr, b_ptr, c_ptr, N: tl.constexpr, STEPS: tl.constexpr):
+    total = tl.zeros((N, N), tl.float16)
+    at = tl.arange(0, N)
+    for step in tl.range(STEPS, num_stages=3):
+        inner = step * N + tl.arange(0, N)
+        a = tl.load(a_ptr + at[:, None] * (STEPS * N) + inner[None, :])
+        total = tl.dot(a, tl.load(b_ptr + inner[:, None] * N + at[None, :]), total, out_dtype=tl.float16)
+    tl.store(c_ptr + at[:, None] * N + at[None, :], total)
+
+
+def test_sums_of_f16_are_copied_before_the_wait():
+    """Triton 3.9 unpacks them before it waits; ptxas waits before the copy, and so does the machine."""
+    a, b, c = torch.randn(64, 192).half(), torch.randn(192, 64).half(), torch.zeros(64, 64).half()
+    with ptx_machine.on_machine("sm_90") as (reports):
+        narrow_sum_kernel[(1,)](a, b, c, 64, 3)
+    reports[0].check()
+    assert re.search(
+        r"wgmma\.commit_group\S*;\s*mov\.b32",
+        "\n".join(f"{done.statement.text};" for done in reports[0].instructions),
+    )
+    torch.testing.assert_close(c.double(), a.double() @ b.double(), rtol=1e-2, atol=0.1)
+
+
 def test_a_factor_in_registers():
     a, b, v = (torch.randn(64, 64).half() for _ in range(3))
     c = torch.full((64, 64), torch.nan)

@@ -45,7 +45,7 @@ from eagc_ops.training.models.features import StudentFeatures
 from eagc_ops.training.models.reference_model import known_subspace, train_reference
 from eagc_ops.training.models.student import Student
 
-__all__ = ["Experiment", "device_of", "encoder_of", "read_starting_point"]
+__all__ = ["Experiment", "check_shares", "device_of", "encoder_of", "read_starting_point"]
 
 # Keys of draws that belong to no epoch: seeded(seed, -1, key). 0, 4 and 5 are taken by batches and SelEx.
 _BACKBONE, _HEADS, _REFERENCE = 1, 2, 3
@@ -261,7 +261,7 @@ def _accelerator(config: Config) -> Accelerator:
     if AcceleratorState._shared_state.get("_mixed_precision", config.precision) != config.precision:
         AcceleratorState._reset_state()
     accelerator = Accelerator(
-        cpu=config.device == "cpu",
+        cpu=device_of(config) == "cpu",  # without it Accelerate sees no other process on a CPU
         mixed_precision=config.precision,
         gradient_accumulation_steps=config.accumulation,
         kwargs_handlers=[
@@ -272,13 +272,17 @@ def _accelerator(config: Config) -> Accelerator:
         ],
     )
     watch(accelerator)
-    world = accelerator.num_processes
+    check_shares(config, accelerator.num_processes)
+    return accelerator
+
+
+def check_shares(config: Config, world: int) -> None:
+    """Refuse a batch that `world` processes cannot divide evenly."""
     if config.batch_size % (world * config.accumulation):
         raise ConfigError(
             f"batch_size={config.batch_size} must be a multiple of {world} processes x "
             f"accumulation={config.accumulation}"
         )
-    return accelerator
 
 
 def encoder_of(config: Config, sizes: Sizes, channels: int) -> AnchoredEncoder:

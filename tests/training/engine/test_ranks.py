@@ -72,11 +72,14 @@ def test_sigterm_to_all_or_to_one_saves_the_step_and_ends_all(nursery, data, tmp
     assert step == state["epoch"] * RunFolder.open(run).facts.steps_per_epoch + state["position"]
 
 
-def test_two_that_end_as_they_should_say_nothing(nursery, data, tmp_path):
-    ranks = start_two(nursery, small_config(data, epochs=1, reference_epochs=1), tmp_path / "run")
+@pytest.mark.parametrize("device", ["cpu", "auto"])
+def test_two_that_end_as_they_should_say_nothing(nursery, data, tmp_path, device):
+    config = small_config(data, epochs=1, reference_epochs=1, device=device)
+    ranks = start_two(nursery, config, tmp_path / "run")
     assert [rank.wait() for rank in ranks] == [0, 0], [rank.errors for rank in ranks]
     assert not any("has ended" in rank.errors or "waiting for" in rank.errors for rank in ranks)
     assert (tmp_path / "run" / "result.json").exists()
+    assert len(list(tmp_path.glob("run/tensorboard/*"))) == 1  # one of them writes
 
 
 def test_an_error_of_its_own_is_not_taken_for_a_loss(nursery, data, tmp_path):

@@ -6,6 +6,7 @@ rounding alone.
 
 from __future__ import annotations
 
+import time
 from typing import Any
 
 import torch
@@ -44,6 +45,10 @@ class Processes:
         """What process 0 has, of any kind, in each of them; they wait for one another."""
         if self.count == 1:
             return value
+        ready = dist.barrier(self.group, async_op=True)
+        while not ready.is_completed():  # process 0 may work for hours, and a wait in gloo hears no signal
+            time.sleep(0.01)
+        ready.wait()
         told = [value]
         dist.broadcast_object_list(told, 0, self.group)
         return told[0]

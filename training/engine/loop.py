@@ -240,7 +240,7 @@ class Loop:
     def _log_step(self, bar: tqdm) -> None:
         """Write a log line. Values of a step leave the device only here."""
         means = self.meter.read()
-        if not math.isfinite(means["loss"]):
+        if self._agree(not math.isfinite(means["loss"])):  # all processes end, or none
             raise FloatingPointError(
                 f"the loss is {means['loss']} in epoch {self.epoch}, up to step {self.position}: {means}; "
                 "try lower learning rates"

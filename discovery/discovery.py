@@ -51,13 +51,12 @@ from eagc_ops.discovery.places import ANSWER, CATEGORIES_JSON, IMAGES, RESULTS, 
 from eagc_ops.discovery.predictor import check_same_encoder
 from eagc_ops.discovery.two_folders import list_folders
 from eagc_ops.discovery.verdict import accuracy_text
-from eagc_ops.training.analysis.first_answer import first_answer
 from eagc_ops.training.analysis.processes import ALONE, Processes
 from eagc_ops.training.config import SPECS, Config, ConfigError, Sizes, resolve
 from eagc_ops.training.config.datasets import channels_of
 from eagc_ops.training.data.listing import Listing
 from eagc_ops.training.data.precision import fast_precision
-from eagc_ops.training.engine.experiment import device_of
+from eagc_ops.training.engine.experiment import check_shares, device_of
 from eagc_ops.training.engine.preconditions import check_new_folder, check_run
 from eagc_ops.training.engine.run_folder import scores_text, writing
 
@@ -72,7 +71,6 @@ FIRST = "This is the first answer: a clustering of the pretrained encoder's feat
 SENTENCES = {  # about the first answer
     "to come": "If training finds a better one, it replaces this page.",
     "none": "Without --fast, training tries to find a better one.",
-    "alone": "Several processes do not train; run the same command without the launcher to train.",
     "nothing to compare": "Nothing is trained, because nothing could tell whether that helps: it takes three "
     "known categories and held-out images.",
 }
@@ -137,7 +135,7 @@ def discover(
             the result at the end and used for nothing else.
         sort_into: folder for links to the unlabelled images, with one folder per category.
         train: train from the first answer, and let labelled images that no answer has seen decide which one
-            to keep (see `candidates`). None: train if there are such images, in a single process.
+            to keep (see `candidates`). None: train if there are such images.
         say: prints a line.
         **settings: any of `Config`, such as backbone, weights, image_size and seed.
     """
@@ -146,42 +144,52 @@ def discover(
     request = Request(*paths, holdout, skip_unreadable, drop_duplicates, *places)
     request.check()
     asked = asked_for(k)
-    with launched() as processes:
-        if processes.count == 1:
-            return _alone(request, asked, train, say, settings)
-        if train:
-            raise ConfigError(
-                "train: several processes share features and the first answer, and do not train; start "
-                "the same discovery with train=True and without the launcher"
-            )
-        return _together(request, asked, say, settings, processes)
+    config = _config_now(request, settings)
+    with launched(config) as processes:
+        if train is not False and "batch_size" in settings:
+            check_shares(config, processes.count)
+        return _discovered(request, asked, train, say, settings, processes)
 
 
-def _alone(
+def _discovered(
     request: Request,
     asked: Asked,
     wanted: bool | None,
     say: Callable[[str], None],
     settings: dict[str, Any],
+    processes: Processes,
 ) -> dict[str, Any]:
-    begun = _begun(request, asked, say, settings)
+    """The work of one process; process 0 lists, says and writes."""
+    begun, main = None, processes.rank == 0
+    if main:
+        begun = _begun(request, asked, say, settings, processes.count)
+    processes.told(None)  # the others find what it has begun
+    if begun is None:
+        say = _silent
+        begun = _gone_on(request, asked, say, settings)
     truth_of = _truth(request, begun.listing)
     comparable = len(begun.listing.classes) >= LEAST_KNOWN and bool(begun.listing.held_out)
     train = comparable if wanted is None else wanted
+    if train:
+        check_shares(begun.beginning.config, processes.count)
+
+    def written(found: Sequence[Candidate], state: str) -> dict[str, Any]:
+        return processes.told(_written(request, begun, found, state, truth_of, say) if main else None)
+
     with writing(request.output):
-        features = _features(request, begun, train, say)
-        first = _first(begun, features, asked, train, say)
-        if not (train and (request.output / RESULTS).exists()):
+        features = _features(request, begun, train, say, processes)
+        first = _first(begun, features, asked, train, say, processes)
+        if not (train and processes.told((request.output / RESULTS).exists())):
             state = "to come" if train else "none" if comparable else "nothing to compare"
-            content = _written(request, begun, [first.candidate], state, truth_of, say)
+            content = written([first.candidate], state)
         if not train:
             return content
         try:
-            found, state = _trained(request, begun, features, first, say)
+            found, state = _trained(request, begun, features, first, say, processes)
         except KeyboardInterrupt:
             say(f"the first answer stays: {request.output / PAGE}")
             raise
-        if _corrected(request.output):
+        if processes.told(_corrected(request.output)):
             folder = shlex.quote(str(request.output))
             say(
                 f"the page stays as it is, because you have corrected it meanwhile: eagc refine {folder} "
@@ -190,7 +198,7 @@ def _alone(
             )
             found_before: dict[str, Any] = _read_json(request.output / CATEGORIES_JSON)
             return found_before
-        return _written(request, begun, found, state, truth_of, say)
+        return written(found, state)
 
 
 def _corrected(output: Path) -> bool:
@@ -205,30 +213,6 @@ def _corrected(output: Path) -> bool:
 
 def _read_json(file: Path) -> Any:
     return json.loads(file.read_text(encoding="utf-8"))
-
-
-def _together(
-    request: Request,
-    asked: Asked,
-    say: Callable[[str], None],
-    settings: dict[str, Any],
-    processes: Processes,
-) -> dict[str, Any]:
-    """The first answer by several processes; process 0 lists, prints and writes."""
-    begun, content = None, None
-    if processes.rank == 0:
-        begun = _begun(request, asked, say, settings)
-    processes.told(None)  # the others read what it has begun
-    if begun is None:
-        say = _silent
-        begun = _gone_on(request, asked, say, settings)
-    with writing(request.output):
-        features = _features(request, begun, False, say, processes)
-        first = _first(begun, features, asked, False, say, processes)
-        if processes.rank == 0:
-            truth = _truth(request, begun.listing)
-            content = _written(request, begun, [first.candidate], "alone", truth, say)
-        return processes.told(content)
 
 
 def _silent(line: str) -> None:
@@ -274,8 +258,12 @@ class Begun(NamedTuple):
     passes: Passes | None  # of the encoder, if it is built
 
 
-def _begun(request: Request, asked: Asked, say: Callable[[str], None], settings: dict[str, Any]) -> Begun:
-    """Begin a discovery, or continue the one in the output folder. An error leaves nothing there."""
+def _begun(
+    request: Request, asked: Asked, say: Callable[[str], None], settings: dict[str, Any], world: int = 1
+) -> Begun:
+    """Begin a discovery of `world` processes, or continue the one in the output folder. An error leaves
+    nothing there.
+    """
     if (request.output / BEGINNING).exists():
         return _gone_on(request, asked, say, settings)
     check_new_folder(request.output, (IMAGES,))
@@ -288,7 +276,7 @@ def _begun(request: Request, asked: Asked, say: Callable[[str], None], settings:
     asked.check(len(listing.classes), count)
     _truth(request, listing)
     config = _config(request, with_encoder(settings, say))  # after the images, as it may ask the hub
-    config = config.replace(**_for_so_many(config, count, settings))
+    config = config.replace(**_for_so_many(config, count, settings, world))
     spec = SPECS[config.dataset]
     pixels = spec.image_size if config.image_size is None else config.image_size
     sizes = Sizes(known=len(listing.classes), images=count, labelled=len(listing.training), pixels=pixels)
@@ -339,6 +327,13 @@ def _gone_on(request: Request, asked: Asked, say: Callable[[str], None], setting
     return Begun(replace(beginning, config=config), listing, passes)
 
 
+def _config_now(request: Request, settings: dict[str, Any]) -> Config:
+    """The settings as far as they are known before anything is listed."""
+    if (request.output / BEGINNING).exists():
+        return Beginning.read(request.output).with_changes(request.output, settings)
+    return _config(request, settings)
+
+
 def _config(request: Request, settings: dict[str, Any]) -> Config:
     return resolve(
         **{
@@ -353,10 +348,13 @@ def _config(request: Request, settings: dict[str, Any]) -> Config:
     )
 
 
-def _for_so_many(config: Config, images: int, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings that follow from the images, the epochs and the device, unless the user chose them."""
+def _for_so_many(config: Config, images: int, settings: dict[str, Any], world: int) -> dict[str, Any]:
+    """Settings that follow from the images, the epochs, the device and the processes, unless the user chose
+    them.
+    """
+    batch, parts = min(LARGEST_BATCH, max(2, images // LEAST_STEPS)), world * config.accumulation
     follow: dict[str, Any] = {
-        "batch_size": min(LARGEST_BATCH, max(2, images // LEAST_STEPS)),
+        "batch_size": max(parts, batch - batch % parts),
         "precision": fast_precision(torch.device(device_of(config))),
     }
     if hasattr(config, "teacher_temp_epochs"):  # a warm-up that ends with the training, at the latest
@@ -399,7 +397,8 @@ def _features(
     if len(paths) < processes.count:
         raise ConfigError(f"{processes.count} processes for {len(paths)} images: start fewer")
     seconds = speed(passes, paths) / processes.count
-    later = f"; then training: about {duration(seconds * _passes(beginning))} more" if train else ""
+    more = duration(seconds * _passes(beginning, processes.count))
+    later = f"; then training: about {more} more" if train else ""
     these = duration(seconds * len(paths))
     say(f"features of {len(paths):,} images: about {these}; then the first page{later}")
     mine = rows_of_files(passes, part_of(paths, processes), rows_file, "features", processes.rank == 0)
@@ -430,11 +429,15 @@ def _alike(rows: Tensor) -> bool:
     return bool((unit - unit[0]).abs().max() < LEAST_DIFFERENCE)
 
 
-def _passes(beginning: Beginning) -> float:
-    """The rough cost of a training with its rehearsal, in passes of an image through the encoder."""
+def _passes(beginning: Beginning, world: int) -> float:
+    """The rough cost of a training with its rehearsal, in passes of an image through the encoder.
+
+    The epochs are shared; one process makes the trunk cache and the reference model, and the others wait.
+    """
     config = beginning.config
-    epochs = config.epochs * (1 + 1 / REHEARSAL_SHARE) + config.reference_epochs
-    return beginning.images * (config.cache_views + 1 + TAIL_COST * 2 * epochs)
+    shared = TAIL_COST * 2 * config.epochs * (1 + 1 / REHEARSAL_SHARE)
+    alone = config.cache_views + 1 + TAIL_COST * 2 * config.reference_epochs
+    return beginning.images * (alone * world + shared)
 
 
 # Answers ----------------------------------------------------------------------------------------------------
@@ -486,14 +489,22 @@ def _first(
         right = int((answer.held_out.argmax(1) == features.held_out_class).sum())
         holdout = right, len(features.held_out_class)
     if rehearse and (rehearsal := rehearsal_of(features, known)) is not None:
-        without = first_answer(features.rows, rehearsal.label, number.k, len(rehearsal.visible), seed=seed)
+        visible = len(rehearsal.visible)
+        without = shared_first_answer(
+            features.rows, rehearsal.label, number.k, visible, seed=seed, processes=processes
+        )
         rehearsed, counted = (rehearsal, without.assignment), found_together(without.assignment, rehearsal)
     candidate = Candidate("first", answer, clustering, features, seconds, holdout, counted)
     return First(candidate, found.assignment, rehearsed)
 
 
 def _trained(
-    request: Request, begun: Begun, features: Features, first: First, say: Callable[[str], None]
+    request: Request,
+    begun: Begun,
+    features: Features,
+    first: First,
+    say: Callable[[str], None],
+    processes: Processes = ALONE,
 ) -> tuple[list[Candidate], str]:
     """All candidates after a training, and whether it is "done" or "stopped" without a result."""
     from eagc_ops.discovery.training import trained_candidates  # what no first answer needs
@@ -501,7 +512,7 @@ def _trained(
     try:
         others = trained_candidates(
             request.output, begun.beginning, begun.listing, features, first.candidate, first.categories,
-            first.rehearsal, say,
+            first.rehearsal, say, processes,
         )  # fmt: skip
     except FloatingPointError as error:  # it diverged
         say(f"training stopped: {error}")

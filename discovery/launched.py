@@ -1,7 +1,7 @@
 """Several processes of one discovery, as torchrun and `accelerate launch` start them.
 
-Each computes the features of some images and clusters their rows; process 0 lists, prints and writes. All
-must see the output folder.
+Each computes the features of some images, clusters their rows and trains on a part of every batch; process 0
+lists, prints and writes. All must see the output folder.
 """
 
 from __future__ import annotations
@@ -13,12 +13,16 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-import torch
 import torch.distributed as dist
+from accelerate import Accelerator
+from accelerate.state import AcceleratorState
 from torch import Tensor
 
 from eagc_ops.training.analysis.first_answer import FirstAnswer, first_answer
 from eagc_ops.training.analysis.processes import ALONE, Processes
+from eagc_ops.training.config import Config
+from eagc_ops.training.engine.experiment import device_of
+from eagc_ops.training.engine.ranks import attended, watch
 
 __all__ = ["launched", "part_of", "shared_first_answer"]
 
@@ -26,22 +30,25 @@ _TIMEOUT = datetime.timedelta(days=7)  # process 0 lists and writes while the ot
 
 
 @contextlib.contextmanager
-def launched() -> Iterator[Processes]:
-    """The processes of the launcher, or just this process without one."""
+def launched(config: Config) -> Iterator[Processes]:
+    """The processes of the launcher, or just this process without one.
+
+    They share a training with these settings and watch one another: if one ends early, the others end too.
+    """
     if int(os.environ.get("WORLD_SIZE", "1")) == 1:
         yield ALONE
         return
     ours = not dist.is_initialized()
-    if ours:
-        dist.init_process_group("gloo", timeout=_TIMEOUT)
-    if torch.cuda.is_available():
-        torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", "0")))
-    try:
-        group = dist.group.WORLD if ours else dist.new_group(backend="gloo", timeout=_TIMEOUT)
-        yield Processes(group)  # type: ignore[arg-type]  # every process is a member
-    finally:
-        if ours:
-            dist.destroy_process_group()
+    with attended():
+        try:
+            watch(Accelerator(cpu=device_of(config) == "cpu"))
+            # Of its own: the group of the training may be one of GPUs, and its limit of time is minutes.
+            group = dist.new_group(backend="gloo", timeout=_TIMEOUT)
+            yield Processes(group)  # type: ignore[arg-type]  # every process is a member
+        finally:
+            if ours and dist.is_initialized():
+                dist.destroy_process_group()
+                AcceleratorState._reset_state(reset_partial_state=True)  # another discovery may follow
 
 
 def part_of(items: Any, processes: Processes) -> Any:

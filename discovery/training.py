@@ -1,7 +1,8 @@
 """Train from the first answer to get further candidates.
 
 The output folder has two runs: `training`, with all known classes, and `rehearsal`, with half the epochs.
-They have the same images in the same order, so they can share a trunk cache.
+They have the same images in the same order, so they can share a trunk cache. Several processes train like
+those of `eagc train`; the others wait for what process 0 writes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import dataclasses
 import os
 import shutil
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -22,11 +23,12 @@ from eagc_ops.discovery.answer_files import Answer, answer_of
 from eagc_ops.discovery.beginning import Beginning
 from eagc_ops.discovery.candidates import REHEARSAL_SHARE, Candidate, Rehearsal, found_together
 from eagc_ops.discovery.frozen import TRAINED_FEATURES, Clustering, Features
+from eagc_ops.discovery.launched import part_of, shared_first_answer
 from eagc_ops.discovery.places import REHEARSAL, RESULTS, TRAINING, TRUNK_CACHE
 from eagc_ops.discovery.predictor import run_predictor
 from eagc_ops.training import runs
 from eagc_ops.training.analysis.constrained_kmeans import mean_directions
-from eagc_ops.training.analysis.first_answer import first_answer
+from eagc_ops.training.analysis.processes import ALONE, Processes
 from eagc_ops.training.config import Config, ConfigError
 from eagc_ops.training.data.listing import Listing
 from eagc_ops.training.data.trunk_cache import cache_bytes
@@ -57,6 +59,7 @@ def trained_candidates(
     first_rows: Tensor,
     rehearsal: tuple[Rehearsal, Tensor] | None,
     say: Callable[[str], None],
+    processes: Processes = ALONE,
 ) -> list[Candidate]:
     """Train, or continue; returns the trained network and the clustering of its features.
 
@@ -64,48 +67,51 @@ def trained_candidates(
         first, first_rows: the first answer, and its categories (M + N,).
         rehearsal: the classes that play novel, and the categories (M + N,) of the first answer's rehearsal.
     """
-    start, known, number = time.perf_counter(), beginning.known, first.clustering
+    start, number, main = time.perf_counter(), first.clustering, processes.rank == 0
     config = beginning.config.replace(k=number.k)
-    if (done := _done(output, config)) is not None:
+    if processes.told(_is_done(output, config)):
         say("training is done already; comparing its answers again")
-        return _candidates(*done, number)
-    config, sentence = with_trunk_cache(config, output)
+        return _candidates(output, number, processes)
+    config, sentence = processes.told(with_trunk_cache(config, output) if main else None)
     say(sentence)
+    if processes.count > 1 and config.trunk_cache is not None:
+        if main:  # it shows the bar; the others would not
+            Experiment(config)
+        processes.told(None)
     say(
         f"training: {config.method} {'with' if config.eagc else 'without'} EAGC, {config.epochs} epochs, "
         f"{config.batch_size} images per step, from the categories of the first answer"
     )
-    folder = _run(config, output / TRAINING, first_rows, known)
+    folder = _run(config, output / TRAINING, first_rows, processes)
     rows = _looked_at(folder, config)
-    predictor = run_predictor(folder.path, **_machine(config))
-    held = predictor([path for path, _ in listing.held_out], "held-out images") if listing.held_out else None
+    held = _held_out(folder, config, [path for path, _ in listing.held_out], processes)
+    rehearsed = _rehearsed(config, output, listing, rehearsal, number, say, processes)
     count = len(features.labelled)
-    theirs = dataclasses.replace(
-        features,
-        labelled=rows.z[:count],
-        unlabelled=rows.z[count:],
-        held_out=rows.z[:0] if held is None else held.points,
-    )
-    theirs.write(output / TRAINED_FEATURES)
-    rehearsed = _rehearsed(config, output, listing, rehearsal, number, say)
-    tensors = {
-        "probabilities": rows.probabilities[count:],
-        "held_out": rows.probabilities[:0] if held is None else held.probabilities,
-    }
-    state = {"rehearsed": rehearsed, "seconds": time.perf_counter() - start}
-    save_checkpoint(output / RESULTS, tensors, state)
-    if beginning.config.trunk_cache is None:
-        shutil.rmtree(output / TRUNK_CACHE, ignore_errors=True)
-    return _candidates(theirs, tensors, state, number)
+    if main:
+        theirs = dataclasses.replace(
+            features,
+            labelled=rows.z[:count],
+            unlabelled=rows.z[count:],
+            held_out=rows.z[:0] if held is None else held.z,
+        )
+        theirs.write(output / TRAINED_FEATURES)
+        tensors = {
+            "probabilities": rows.probabilities[count:],
+            "held_out": rows.probabilities[:0] if held is None else held.probabilities,
+        }
+        state = {"rehearsed": rehearsed, "seconds": time.perf_counter() - start}
+        save_checkpoint(output / RESULTS, tensors, state)
+        if beginning.config.trunk_cache is None:
+            shutil.rmtree(output / TRUNK_CACHE, ignore_errors=True)
+    processes.told(None)
+    return _candidates(output, number, processes)
 
 
-def _done(output: Path, config: Config) -> tuple[Features, dict[str, Tensor], dict[str, Any]] | None:
-    """The results of a complete training; one with other settings is refused."""
+def _is_done(output: Path, config: Config) -> bool:
+    """Whether there are results of a complete training; one with other settings is refused."""
     if (output / TRAINING / "run.json").exists():
         _check(RunFolder.open(output / TRAINING), config)
-    if not (output / RESULTS).exists():
-        return None
-    return Features.read(output / TRAINED_FEATURES), *load_checkpoint(output / RESULTS)
+    return (output / RESULTS).exists()
 
 
 def _check(folder: RunFolder, config: Config) -> None:
@@ -118,11 +124,13 @@ def _check(folder: RunFolder, config: Config) -> None:
         )
 
 
-def _candidates(
-    features: Features, tensors: Mapping[str, Tensor], state: Mapping[str, Any], number: Clustering
-) -> list[Candidate]:
+def _candidates(output: Path, number: Clustering, processes: Processes) -> list[Candidate]:
     """The trained network, and the clustering of its features."""
-    clustered = first_answer(features.rows, features.label, number.k, number.known, seed=number.seed)
+    features = Features.read(output / TRAINED_FEATURES)
+    tensors, state = load_checkpoint(output / RESULTS)
+    clustered = shared_first_answer(
+        features.rows, features.label, number.k, number.known, seed=number.seed, processes=processes
+    )
     network = Answer(features.unlabelled, tensors["probabilities"], features.labelled, tensors["held_out"])
     found = []
     for kind, answer in (("trained", network), ("trained-metric", answer_of(clustered, features))):
@@ -148,6 +156,7 @@ def _rehearsed(
     rehearsal: tuple[Rehearsal, Tensor] | None,
     number: Clustering,
     say: Callable[[str], None],
+    processes: Processes,
 ) -> dict[str, tuple[int, int]]:
     """The rehearsal of both candidates, by kind: a shorter training without the hidden labels."""
     if rehearsal is None:
@@ -155,39 +164,45 @@ def _rehearsed(
     hidden, first_rows = rehearsal
     known, count = len(hidden.visible), hidden.count
     names = {c: i for i, c in enumerate(hidden.visible)}
-    dataclasses.replace(
+    rehearsed = dataclasses.replace(
         listing,
         classes=tuple(listing.classes[c] for c in hidden.visible),
         training=[(path, names[c]) for path, c in listing.training[:count]],
         held_out=[],
         unlabelled_images=[path for path, _ in listing.training[count:]] + listing.unlabelled_images,
-    ).write(output / REHEARSED)
+    )
+    if processes.rank == 0:
+        rehearsed.write(output / REHEARSED)
+    processes.told(None)
     epochs = max(1, config.epochs // REHEARSAL_SHARE)
     say(
         f"rehearsal: {epochs} epochs in which {len(hidden.hidden)} of your {len(listing.classes)} categories "
         "play unknown ones"
     )
     shorter = config.replace(epochs=epochs, split_file=os.path.abspath(output / REHEARSED))
-    folder = _run(shorter, output / REHEARSAL, first_rows, known)
+    folder = _run(shorter, output / REHEARSAL, first_rows, processes)
     rows = _looked_at(folder, shorter)
-    clustered = first_answer(rows.z, hidden.label, number.k, known, seed=number.seed)
+    clustered = shared_first_answer(
+        rows.z, hidden.label, number.k, known, seed=number.seed, processes=processes
+    )
     return {
         "trained": found_together(rows.probabilities.argmax(1), hidden),
         "trained-metric": found_together(clustered.assignment, hidden),
     }
 
 
-def _run(config: Config, path: Path, categories: Tensor, known: int) -> RunFolder:
+def _run(config: Config, path: Path, categories: Tensor, processes: Processes) -> RunFolder:
     """Train a run that starts from `categories` (M + N,), or continue it."""
 
     def begin(experiment: Experiment) -> None:
         _start_prototypes(experiment, categories)
 
-    if (path / "run.json").exists():
+    if processes.told((path / "run.json").exists()):
         _check(RunFolder.open(path), config)
         runs.resume(path, begin=begin, **_machine(config))
     else:
         runs.train(config, path, begin=begin)
+    processes.told(None)  # process 0 has written the last weights
     return RunFolder.open(path)
 
 
@@ -227,6 +242,20 @@ def _looked_at(folder: RunFolder, config: Config) -> TrainedFeatures:
         scores = torch.cat([student.method.scores(part, fitted).float() for part in z.split(4096)])
     probabilities = (scores / student.method.score_temperature).softmax(1)
     return TrainedFeatures(z.cpu(), probabilities.cpu())
+
+
+def _held_out(
+    folder: RunFolder, config: Config, paths: list[str], processes: Processes
+) -> TrainedFeatures | None:
+    """The same of image files (H,) that are not in the listing; None if there are none."""
+    if not paths:
+        return None
+    mine = part_of(paths, processes)
+    predictor = run_predictor(folder.path, **_machine(config))
+    # A process without a part looks at one image all the same, and so knows the shape of its empty part.
+    found = predictor(mine or paths[:1], "held-out images" if processes.rank == 0 else None)
+    rows = (processes.joined(part[: len(mine)]) for part in (found.points, found.probabilities))
+    return TrainedFeatures(*rows)
 
 
 def with_trunk_cache(config: Config, output: Path) -> tuple[Config, str]:

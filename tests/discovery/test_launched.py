@@ -9,10 +9,8 @@ import sys
 import pytest
 from commands import call
 
-from eagc_ops.discovery import discover
 from eagc_ops.discovery.launched import part_of
 from eagc_ops.training.analysis.processes import Processes
-from eagc_ops.training.config import ConfigError
 
 
 def words(home, output, *more):
@@ -61,24 +59,6 @@ def test_two_processes_find_what_one_finds_and_one_of_them_writes(capsys, home):
     assert {file.name for file in (home / "shared").iterdir()} == {
         file.name for file in (home / "alone").iterdir()
     }
-
-
-def test_several_processes_do_not_train(capsys, home, monkeypatch):
-    monkeypatch.setattr("eagc_ops.discovery.discovery.launched", lambda: _Two())
-    with pytest.raises(ConfigError, match="and do not train; start the same discovery"):
-        discover(home / "photos/labelled", home / "photos/new", home / "trained", train=True)
-    assert not (home / "trained").exists()
-
-
-class _Two(Processes):
-    def __init__(self):
-        self.group, self.rank, self.count = None, 0, 2
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        return None
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 7])

@@ -145,6 +145,55 @@ def rank(config: dict, output: str) -> None:
         sys.exit(main([]))
 
 
+def discovery_rank(photos: str, output: str, settings: dict, told: str, fault: str | None) -> None:
+    """One process of a discovery, with the errors of the command line.
+
+    What it says is in `told`.txt, what it returns in `told`.json, the classifiers with which its trainings
+    start in `told`.pt. `fault`: it "waits" instead of writing the first page, "diverges" in its training, or
+    "fails" after it.
+    """
+    from eagc_ops.app import interrupts
+    from eagc_ops.app.console import command
+    from eagc_ops.discovery import discovery, training
+
+    started, starts = training._start_prototypes, []
+
+    def start(experiment, categories) -> None:
+        started(experiment, categories)
+        starts.append(experiment.student.method.classifier.weight.detach().clone())
+        torch.save(starts, f"{told}.pt")
+
+    def wait(*_) -> None:
+        Path(f"{told}.waits").touch()
+        time.sleep(1000)
+
+    def fail(*_) -> None:
+        raise OSError("this process has no disk")
+
+    def say(line: str) -> None:
+        with open(f"{told}.txt", "a") as file:
+            file.write(line + "\n")
+
+    training._start_prototypes = start
+    if fault == "waits":
+        discovery._written = wait
+    if fault == "diverges":
+        from eagc_ops.training.engine.metrics import Meter
+
+        Meter.read = lambda self: {"loss": float("nan")}
+    if fault == "fails":
+        training._looked_at = fail
+
+    @command("eagc discover")
+    def main(_: list[str]) -> int:
+        found = discovery.discover(f"{photos}/labelled", f"{photos}/new", output, say=say, **settings)
+        Path(f"{told}.json").write_text(json.dumps(found))
+        return 0
+
+    with interrupts.handled(["eagc", "discover"]):
+        sys.exit(main([]))
+
+
 def encoder(file: str) -> None:
     from eagc_ops.training.data import open_data
     from eagc_ops.training.engine.pretraining import pretrained_encoder

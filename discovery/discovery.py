@@ -170,7 +170,7 @@ def _discovered(
     truth_of = _truth(request, begun.listing)
     comparable = len(begun.listing.classes) >= LEAST_KNOWN and bool(begun.listing.held_out)
     train = comparable if wanted is None else wanted
-    if train:
+    if train and not (request.output / RESULTS).exists():
         check_shares(begun.beginning.config, processes.count)
 
     def written(found: Sequence[Candidate], state: str) -> dict[str, Any]:

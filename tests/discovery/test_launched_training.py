@@ -18,7 +18,7 @@ from eagc_ops.discovery.sample_pictures import SETTINGS, write_sample_pictures
 from eagc_ops.training.config import resolve
 from eagc_ops.training.engine.checkpoint import load_checkpoint
 
-LIMIT = 300  # seconds: a launch that hangs fails
+LIMIT = 600  # seconds: a launch that hangs fails
 
 
 @pytest.fixture(scope="module")
@@ -65,8 +65,13 @@ class Launch:
         ]
 
     def codes(self):
-        for rank in self.ranks:
-            rank.wait_at_most(LIMIT)
+        try:
+            for rank in self.ranks:
+                rank.wait_at_most(LIMIT)
+        except AssertionError:
+            for rank in self.ranks:  # those that have ended are not waited for yet, so the numbers are theirs
+                rank.kill()
+            raise
         return [rank.wait() for rank in self.ranks]
 
     @property

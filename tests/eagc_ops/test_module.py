@@ -420,7 +420,7 @@ def test_errors_at_construction(options, words):
         ("energy_momentum", 7, "energy_momentum must be None or a number in .*, got 7"),
         ("lambda_p", -3.0, "lambda_p must be a finite number >= 0, got -3.0"),
         ("anchor", "summ", r"anchor must be one of \('mean', 'sum'\), got 'summ'"),
-        ("tau", "unifrom", r"tau must be one of \('energy', 'uniform'\), got 'unifrom'"),
+        ("tau", "even", r"tau must be one of \('energy', 'uniform'\), got 'even'"),
     ],
 )
 def test_a_setting_that_is_set_later_is_checked_too(name, value, words):

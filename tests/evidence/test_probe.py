@@ -282,7 +282,7 @@ def test_the_command_keeps_the_features_and_writes_the_probe(words, tmp_path, ca
     assert not encoded
     ranked = call(capsys, "probe", *words, "--energies")[1]
     assert "nearest class, aperture 1" in ranked
-    assert "the whitened one with ridge 1% and aperture 1 (--energy whitened)" in ranked
+    assert "the whitened energy with ridge 1% and aperture 1 (--energy whitened)" in ranked
     assert encoded  # unlabelled images too
     assert len(list(kept.parent.glob("*.safetensors"))) == 2
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from types import SimpleNamespace
@@ -74,9 +75,12 @@ def on_machine(
         what: Any = compiled
         if edit is not None:
             what = _Edited({"ptx": edit(compiled.asm["ptx"])}, compiled.metadata)
+        settings = dict(options)
+        if getattr(compiled.metadata, "launch_cooperative_grid", False):  # all blocks may wait for each other
+            settings["resident"] = max(options.get("resident", 0), math.prod(blocks))
         named = [tensor for seen in addresses.values() if (tensor := seen()) is not None]
         reports.append(
-            run(what, blocks, values, seed=seed + len(reports), names=names, reachable=named, **options)
+            run(what, blocks, values, seed=seed + len(reports), names=names, reachable=named, **settings)
         )
 
     def unnoted(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -52,6 +52,9 @@ Box box_of(Machine& m, Warp& w, const Instruction& i, int lane) {
   if (b.rank != i.count) m.fail(i, "the tensor map has another number of dimensions");
   for (int k = 0; k < b.rank; k++)
     if (b.map.step[k] != 1) m.fail(i, "the machine does not know tensor maps with steps");
+  bool odd = b.map.start % 16;
+  for (int k = 0; k + 1 < b.rank; k++) odd |= b.map.stride[k] % 16 != 0;
+  if (odd) m.fail(i, "the tensor map has a start or a stride that is no multiple of 16 bytes");
   b.swizzle = swizzles[b.map.swizzle];
   b.row = int64_t(b.map.box[0]) * b.bytes;
   if (b.row % 16 || (b.swizzle && b.row > b.swizzle)) m.fail(i, "the rows of the box have no length that TMA copies");

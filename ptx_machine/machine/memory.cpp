@@ -65,7 +65,7 @@ const Buffer* Machine::find(Warp& w, const Instruction& i, int lane, uint64_t ad
   const Outside part = one && i.wide & WORD ? outside(address, size) : Outside();
   if (!one || offset + part.before < 0 || offset + size - part.after > b->size)
     report(OUT_OF_BOUNDS, w, i, lane, -1, one ? int(index) : NO_ARGUMENT, offset);
-  else if (address % size) report(MISALIGNED, w, i, lane, -1, int(index), offset);
+  else if (!aligned(address, size)) report(MISALIGNED, w, i, lane, -1, int(index), offset);
   else return b;
   return nullptr;
 }
@@ -94,7 +94,7 @@ uint8_t* Machine::global(Warp& w, const Instruction& i, int lane, uint64_t addre
 }
 
 uint8_t* Machine::local(Warp& w, const Instruction& i, int lane, uint64_t address, int size) {
-  if (address % size) report(MISALIGNED, w, i, lane, -1, LOCAL, int64_t(address));
+  if (!aligned(address, size)) report(MISALIGNED, w, i, lane, -1, LOCAL, int64_t(address));
   else if (address + size > uint64_t(launch.local)) report(OUT_OF_BOUNDS, w, i, lane, -1, LOCAL, int64_t(address));
   else return w.local.data() + size_t(lane) * launch.local + address;
   return nullptr;
@@ -103,7 +103,7 @@ uint8_t* Machine::local(Warp& w, const Instruction& i, int lane, uint64_t addres
 uint8_t* Machine::shared(Warp& w, const Instruction& i, int lane, uint32_t address, int size, bool write,
                          const uint8_t* data) {
   std::vector<uint8_t>& memory = w.block->shared;
-  if (address % size) report(MISALIGNED, w, i, lane, -1, SHARED, address);
+  if (!aligned(address, size)) report(MISALIGNED, w, i, lane, -1, SHARED, address);
   else if (uint64_t(address) + size > memory.size()) report(OUT_OF_BOUNDS, w, i, lane, -1, SHARED, address);
   else {
     uint8_t* bytes = memory.data() + address;
@@ -289,7 +289,7 @@ uint8_t* Machine::strong(Warp& w, const Instruction& i, int lane, uint64_t addre
 // An atomic operation in shared memory is relaxed, and only races with plain accesses.
 uint8_t* Machine::shared_strong(Warp& w, const Instruction& i, int lane, uint32_t address, int size) {
   std::vector<uint8_t>& memory = w.block->shared;
-  if (address % size) report(MISALIGNED, w, i, lane, -1, SHARED, address);
+  if (!aligned(address, size)) report(MISALIGNED, w, i, lane, -1, SHARED, address);
   else if (uint64_t(address) + size > memory.size()) report(OUT_OF_BOUNDS, w, i, lane, -1, SHARED, address);
   else {
     if (launch.races) {

@@ -823,7 +823,7 @@ template <bool STORE> void shared(Machine& m, Warp& w, const Instruction& i, uin
     if (on(mask, l)) {
       uint8_t data[32];
       if (STORE) take(w, i, l, data);
-      const int slot = addresses[l] / size % 64;
+      const int slot = addresses[l] >> __builtin_ctz(size) & 63;
       if (!STORE && seen[slot] == addresses[l] && ++times[slot] > 2) {
         fill(w, i, l, uint64_t(addresses[l]) + size <= w.block->shared.size() ? &w.block->shared[addresses[l]] : nullptr);
         continue;

@@ -129,12 +129,12 @@ class Region {
         f(cells[0][line], line * 16 - at, 16);
         continue;
       }
-      const int step = level == 1 ? 4 : 1;
+      const int shift = level == 1 ? 2 : 0, step = 1 << shift;
       const int64_t from = std::max(at, line * 16), to = std::min(at + size, line * 16 + 16);
       bool fresh = true;
-      for (int64_t byte = from; byte < to; byte += step) fresh &= f(cells[level][byte / step], byte - at, step);
+      for (int64_t byte = from; byte < to; byte += step) fresh &= f(cells[level][byte >> shift], byte - at, step);
       if (writes && fresh && to - from == 16) {
-        cells[0][line] = cells[level][line * (16 / step)];
+        cells[0][line] = cells[level][line * 16 >> shift];
         fineness[line] = 0;
       }
     }

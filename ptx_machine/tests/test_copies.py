@@ -189,6 +189,14 @@ BOX = """
 """
 
 
+@pytest.mark.parametrize(("first", "columns"), [(0, 34), (1, 32)])
+def test_a_tensor_that_tma_cannot_reach_is_refused(first, columns):
+    """A GPU would end the launch: rows, and where they begin, lie at multiples of 16 bytes."""
+    x, y = torch.zeros(first + 32 * columns), torch.zeros(32 * columns)
+    with ptx_machine.on_machine("sm_90"), pytest.raises(ptx_machine.MachineError, match="multiple of 16"):
+        making_kernel[1, 1](x[first:], y, 32, columns, 16)
+
+
 def test_three_dimensions_of_a_map_that_is_an_argument():
     text = kernel(BOX, 1, threads=32, shared=1024).replace(
         "k(.param", "k(.param .align 64 .b8 map[128], .param"

@@ -224,6 +224,25 @@ def test_autotune_takes_the_first_configuration_and_forgets_it():
     assert (x == 32).all() and not tuned_kernel.cache
 
 
+@triton.jit
+def meeting_kernel(x_ptr, arrived_ptr, out_ptr, BLOCKS: tl.constexpr):
+    block = tl.program_id(0)
+    tl.store(x_ptr + block, block)
+    tl.atomic_add(arrived_ptr, 1, sem="release")
+    while tl.atomic_add(arrived_ptr, 0, sem="acquire") < BLOCKS:
+        pass
+    tl.store(out_ptr + block, tl.load(x_ptr + (block + 1) % BLOCKS, volatile=True))
+
+
+def test_all_blocks_of_a_cooperative_launch_may_meet():
+    """More of them than are on the machine at a time otherwise."""
+    x, arrived, out = (torch.zeros(n, dtype=torch.int32) for n in (12, 1, 12))
+    with ptx_machine.on_machine("sm_80", limit=1_000_000) as reports:
+        meeting_kernel[(12,)](x, arrived, out, 12, launch_cooperative_grid=True)
+    reports[0].check()
+    assert torch.equal(out, torch.arange(12, dtype=torch.int32).roll(-1))
+
+
 def test_a_grid_may_be_a_number_and_a_launch_returns_its_kernel():
     x = torch.zeros(4, dtype=torch.int32)
     with ptx_machine.on_machine("sm_80") as reports:

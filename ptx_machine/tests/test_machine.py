@@ -268,7 +268,7 @@ UNKNOWN = """
     tcgen05.shift.cta_group::1.down [%r1] | wgmma.fence.aligned | fence.proxy.alias | call foo
     bar.arrive 0, 64
     add.sat.u32 %r1, %r1, %r2 | add.rna.f32 %r1, %r1, %r2 | add.s32 %r1, %r2, %d1 | cvt.rna.bf16.f32 %h1, %r1
-    barrier.cluster.arrive | ld.global.b32 %r1, [%unknown] | mov.b32 %r1, %clock | bar.sync 1, 64
+    barrier.cluster.arrive | ld.global.b32 %r1, [%unknown] | mov.b32 %r1, %envreg3 | bar.sync 1, 64
     mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%r1}, {%r2}, {%r3}, {%r4}
     mma.sync.aligned.m16n8k8.row.col.f16.bf16.bf16.f16 {%r1, %r2}, {%r3, %r4}, {%r7}, {%r1, %r2}
     red.shared.release.cta.add.u32 [%r1], 1 | setp.lt.and.s32 %p1, %r1, %r2, %p2 | @%p99x mov.b32 %r1, 0

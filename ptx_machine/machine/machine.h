@@ -11,7 +11,7 @@
 #include "races.h"
 
 constexpr int LANES = 32;
-// Sizes of accesses are powers of 2: a division takes longer than all else that a lane does.
+// Sizes of accesses are powers of 2.
 inline bool aligned(uint64_t address, int size) { return !(address & uint64_t(size - 1)); }
 // Addresses: every argument has a window of its own, in the middle of 2^40, so that an access before or behind it is out of
 // bounds, not in the next argument. Arrays among the parameters have short addresses too. Memory of a lane has a mark.

@@ -5,7 +5,7 @@ the known classes plays novel, hidden from the clustering and from a shorter tra
 of their images end up together. That is only some dozens of images, so a small difference means little.
 In the benchmark (`eagc bench discover --train`) the clustering of the trained features is the best answer
 nearly everywhere. It is kept, unless the counts favour another by more than their standard error. An answer
-with more empty categories than the first one is never kept.
+that leaves more than one of 20 categories empty, and more than the first one, is a collapse and never kept.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from eagc_ops.discovery.answer_files import Answer
 from eagc_ops.discovery.frozen import Clustering, Features
+from eagc_ops.discovery.number import collapsed
 
 __all__ = [
     "LEAST_KNOWN",
@@ -157,12 +158,16 @@ def found_together(assignment: Tensor, rehearsal: Rehearsal) -> Count:
 def keep(candidates: Sequence[Candidate]) -> Candidate:
     """The answer to keep, by the rule above; the first one, if nothing can be compared."""
     first = candidates[0]
-    able = [one for one in candidates if one.score is not None and one.empty <= first.empty]
+    able = [one for one in candidates if one.score is not None and not _collapsed(one, first)]
     if first not in able:
         return first
     usual = next((one for one in able if one.kind == USUAL), first)
     better = [one for one in able if _score(one) > _score(usual) + (one.variance + usual.variance) ** 0.5]
     return max(better, key=_score, default=usual)
+
+
+def _collapsed(candidate: Candidate, first: Candidate) -> bool:
+    return candidate.empty > first.empty and collapsed(candidate.empty, candidate.clustering.k)
 
 
 def _score(candidate: Candidate) -> float:
@@ -192,7 +197,7 @@ def kept_line(candidates: Sequence[Candidate], kept: Candidate) -> str:
         why = "it is clearly better on labels hidden from all answers"
     elif len(candidates) == 1:
         why = "training ended without a result"
-    elif any(other.empty > first.empty for other in candidates[1:]):
+    elif any(_collapsed(other, first) for other in candidates[1:]):
         why = "training left categories empty, which is a collapse"
     elif first.score is None:
         why = "there are too few labelled images to tell whether training helps"

@@ -45,7 +45,7 @@ from eagc_ops.discovery.encoder import with_encoder
 from eagc_ops.discovery.encoding import Passes, encoder_fingerprint, pretrained, rows_of_files, speed
 from eagc_ops.discovery.frozen import FEATURES, Clustering, Features
 from eagc_ops.discovery.launched import launched, part_of, shared_first_answer
-from eagc_ops.discovery.number import Asked, asked_for
+from eagc_ops.discovery.number import Asked, asked_for, collapsed
 from eagc_ops.discovery.page import PAGE, page_size
 from eagc_ops.discovery.places import ANSWER, CATEGORIES_JSON, IMAGES, RESULTS, check_links, check_two_folders
 from eagc_ops.discovery.predictor import check_same_encoder
@@ -609,9 +609,8 @@ def _summary(content: dict[str, Any], request: Request) -> list[str]:
     shares = [images[status] / images["unlabelled"] for status in ("doubtful", "nowhere")]
     lines = [content["answer"]["sentence"]]
     if content["empty"]:
-        lines.append(
-            f"{content['empty']} of the {content['k']} categories stayed empty: do not trust this answer"
-        )
+        trust = ": do not trust this answer" if collapsed(content["empty"], content["k"]) else ""
+        lines.append(f"{content['empty']} of the {content['k']} categories stayed empty{trust}")
     lines += [f"warning: {said}" for said in content["warnings"]]
     lines.append(
         f"found {len(new)} new {word} ({doubtful} doubtful) beside {len(entries) - len(new)} known ones; K = "

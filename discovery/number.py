@@ -10,7 +10,9 @@ from eagc_ops.training.config import ConfigError
 if TYPE_CHECKING:
     from eagc_ops.discovery.frozen import Features
 
-__all__ = ["Asked", "Number", "asked_for"]
+__all__ = ["Asked", "Number", "asked_for", "collapsed"]
+
+EMPTY_SHARE = 0.05  # of the categories; with fewer empty ones K was a little too high, no more
 
 
 class Number(NamedTuple):
@@ -57,6 +59,15 @@ class Asked(NamedTuple):
         return Number(
             estimate.k, True, (estimate.low, estimate.high), f"K is estimated as {estimate.text}{bounds}."
         )
+
+
+def collapsed(empty: int, k: int) -> bool:
+    """Whether so many of `k` categories without an image are a collapse.
+
+    >>> collapsed(1, 10), collapsed(1, 50), collapsed(3, 50)
+    (True, False, True)
+    """
+    return empty > EMPTY_SHARE * k
 
 
 def asked_for(k: int | str | tuple[int, int] | None) -> Asked:

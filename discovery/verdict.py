@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
+from eagc_ops.discovery.number import collapsed
 from eagc_ops.training.analysis.accuracy import wilson
 
 __all__ = ["accuracy_text", "counts", "headline", "percent", "plural", "said_aloud"]
@@ -13,8 +14,9 @@ __all__ = ["accuracy_text", "counts", "headline", "percent", "plural", "said_alo
 
 def headline(found: Mapping[str, Any]) -> str:
     """The first sentence: a collapse before anything else, then new categories and what is odd."""
-    if empty := counts(found)["empty"]:
-        of = f"{empty} of the {plural(found['k'], 'category', 'categories')} stayed empty"
+    now = counts(found)
+    if now["collapsed"]:
+        of = f"{now['empty']} of the {plural(found['k'], 'category', 'categories')} stayed empty"
         return f"{of}: do not trust this answer"
     new = [c for c in found["categories"] if c["kind"] == "new" and c["size"]]
     doubtful = sum(c["doubtful"] for c in new)
@@ -44,7 +46,7 @@ def counts(found: Mapping[str, Any]) -> dict[str, Any]:
     taken = {kind: len(members) for kind, members in kinds.items()}
     shares = {f"{kind}_share": sum(c["size"] for c in members) / total for kind, members in kinds.items()}
     rest = {"unseen": given - taken["known"], "empty": max(found["k"] - given - taken["new"], 0)}
-    return {**taken, **shares, **rest, "given": given}
+    return {**taken, **shares, **rest, "given": given, "collapsed": collapsed(rest["empty"], found["k"])}
 
 
 def said_aloud(found: Mapping[str, Any]) -> list[str]:

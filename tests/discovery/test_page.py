@@ -112,6 +112,15 @@ def test_a_collapse_is_the_headline(tmp_path):
     assert "0 new and 5 known with images below, and 5 that stayed empty and have no card." in words
 
 
+def test_one_empty_category_of_many_is_said_without_an_alarm(tmp_path):
+    found = write_discovery(tmp_path, known=5, new=25, images=120)
+    found |= {"k": 31, "empty": 1}
+    (tmp_path / "out" / "categories.json").write_text(json.dumps(found))
+    text = write_page(tmp_path / "out").read_text()
+    assert "do not trust" not in text and "class=alarm" not in text
+    assert "and 1 that stayed empty and has no card." in " ".join(Page(text).text.split())
+
+
 def test_small_things_that_people_stumble_over(tmp_path):
     """Shares that stay on one line of a box, no t-SNE before the footer, and no likeness of nothing."""
     found = write_discovery(tmp_path, images=40)

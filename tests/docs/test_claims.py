@@ -280,3 +280,114 @@ def test_the_trials_of_other_coordinators():
     by_base = [nearest - found[base] for base in (plain, eagc)]
     values = [more.mean(0)[i] for i in (0, 1) for more in by_base]
     close(said("coordinator.md", sentence), [*values, by_base[0][:, 0].min()], 1)
+
+
+class Waterfall:
+    """The runs of the waterfall, and what is found in their features, by recipe and replicate."""
+
+    def __init__(self, runs, floors):
+        self.runs, self.floors = {}, {}
+        for row in self._rows(runs):
+            self.runs[row["recipe"], int(row["replicate"])] = row
+        for row in self._rows(floors):
+            self.floors[row["run"], row["way"]] = row
+
+    def _rows(self, name):
+        with (ROOT / "docs/waterfall" / name).open(encoding="utf-8") as lines:
+            return list(csv.DictReader(lines))
+
+    def __call__(self, recipe, measure, replicates):
+        return np.array([float(self.runs[recipe, r][measure]) for r in replicates])
+
+    def found(self, recipe, way, measure, replicates):
+        runs = [self.runs[recipe, r]["run"] for r in replicates]
+        return np.array([float(self.floors[run, way][measure]) for run in runs])
+
+
+BIRDS = Waterfall("runs.csv", "floors.csv")
+GROCERIES = Waterfall("runs-grocery.csv", "floors-grocery.csv")
+TWELVE, SIX, FIVE = range(12), range(6), range(5)
+PARTS = ("all", "old", "new")
+
+
+def cells(section, row):
+    """The cells of the first table row of a section of the page that begins with `row`."""
+    text = (ROOT / "docs/waterfall.md").read_text(encoding="utf-8")
+    _, _, part = text.partition(section)
+    found = re.search(rf"^\| {re.escape(row)} \| (.+) \|$", part, re.M)
+    assert found, f"no row {row} after {section}"
+    return [cell.strip() for cell in found[1].split("|")]
+
+
+def spread(values, digits):
+    return f"{values.mean():.{digits}f} ± {values.std(ddof=1):.{digits}f}"
+
+
+def interval(values, digits=1):
+    paired = paired_difference(list(values), [0.0] * len(values))
+    return f"{paired.mean:+.{digits}f} ({paired.low:+.{digits}f} to {paired.high:+.{digits}f})"
+
+
+def test_the_main_comparison_on_birds():
+    measures = [("all", 1), ("own_name", 1), ("old", 1), ("new", 1), ("drift", 2), ("soc_release", 2)]
+    of = {recipe: [BIRDS(recipe, name, TWELVE) for name, _ in measures] for recipe in ("warm start", "EAGC")}
+    for row, recipe in (("warm start, no operator", "warm start"), ("EAGC", "EAGC")):
+        shown = [spread(x, digits) for x, (_, digits) in zip(of[recipe], measures, strict=True)]
+        assert cells("12 replicates, last epoch", row) == shown
+    more = [ours - base for ours, base in zip(of["EAGC"], of["warm start"], strict=True)]
+    shown = [interval(x, digits) for x, (_, digits) in zip(more, measures, strict=True)]
+    assert cells("12 replicates, last epoch", "difference, paired (95 %)") == shown
+    paired = paired_difference(list(more[0]), [0.0] * 12)
+    sentence = "adds nothing to All that 12 replicates can see: # points (# to #, p = .#)"
+    close(said("waterfall.md", sentence), [paired.mean, paired.low, paired.high, 52], 1)
+    assert round(paired.p, 2) == 0.52
+
+
+@pytest.mark.parametrize(
+    ("section", "runs", "replicates"),
+    [("cluster the trained features", BIRDS, TWELVE), ("## Groceries", GROCERIES, FIVE)],
+)
+def test_what_is_found_in_the_features(section, runs, replicates):
+    network, clustering = "the network's classifier", "clustering of its features"
+    of = {}
+    for recipe in ("warm start", "EAGC"):
+        for words, way in ((network, "network"), (clustering, "clustering")):
+            of[recipe, way] = [runs.found(recipe, way, part, replicates) for part in PARTS]
+            assert cells(section, f"{recipe}: {words}") == [spread(x, 1) for x in of[recipe, way]]
+    for row, way in (("published k-means", "k-means"), ("first answer", "first")):
+        begin = "first answer of `eagc discover`" if runs is BIRDS and way == "first" else row
+        before = [runs.found("warm start", way, part, replicates) for part in PARTS]
+        assert cells(section, f"{begin}, features before training") == [spread(x, 1) for x in before]
+    more = of["EAGC", "clustering"][0] - of["warm start", "clustering"][0]
+    if runs is BIRDS:
+        mean, low, high = said("waterfall.md", "EAGC is # points above the warm start (# to #,")
+        close([mean, low, high], re.findall(r"[+-]\d+\.\d", interval(more)), 1)
+        above = [of[recipe, "clustering"][0] - of[recipe, "network"][0] for recipe in ("warm start", "EAGC")]
+        close(said("waterfall.md", "of the same features is # points above it"), [np.mean(above)], 1)
+        assert np.min(above) > 0  # "in every run"
+    else:
+        assert f"EAGC minus warm start: {interval(more)[:-1]}, p 0.875)" in page("waterfall.md").replace(
+            "**", ""
+        )
+        both = (of["EAGC", "clustering"][0] + of["warm start", "clustering"][0]) / 2
+        gain = interval(both - runs.found("warm start", "first", "all", replicates))
+        assert f"before training: {gain[:-1]}, p 0.062)" in page("waterfall.md")
+
+
+def test_start_head_rate_and_rates_on_birds():
+    recipes = ("own recipe", "warm start", "warm start, rate 0.03", "warm start, rate 0.01", "EAGC")
+    for recipe in recipes:
+        means = [BIRDS(recipe, name, SIX).mean() for name in ("all", "own_name", "old", "new")]
+        means.append(BIRDS.found(recipe, "clustering", "all", SIX).mean())
+        assert cells("replicates 0 to 5", recipe) == [f"{x:.1f}" for x in means]
+    steps = (
+        ("start and head rate", "warm start", "own recipe"),
+        ("EAGC on top of them", "EAGC", "warm start"),
+        ("rate 0.03 instead of 0.1, no operator", "warm start, rate 0.03", "warm start"),
+        ("rate 0.01 instead of 0.1, no operator", "warm start, rate 0.01", "warm start"),
+        ("EAGC, against rate 0.03 without it", "EAGC", "warm start, rate 0.03"),
+    )
+    for row, of, base in steps:
+        more = [BIRDS(of, name, SIX) - BIRDS(base, name, SIX) for name in ("all", "own_name")]
+        more.append(BIRDS.found(of, "clustering", "all", SIX) - BIRDS.found(base, "clustering", "all", SIX))
+        assert cells("What each step adds", row) == [interval(x) for x in more]

@@ -119,7 +119,7 @@ def sort_into(folder: Path, rows: Iterable[Sequence[str]]) -> bool:
             first = link = folder / homes[category] / f"{stem}{extension}"
             while os.path.lexists(link):  # photo.jpg, photo-2.jpg, ...
                 used[str(first)] += 1
-                link = first.with_name(f"{stem}-{used[str(first)] + 1}{extension}")
+                link = first.with_name(f"{_short(stem)}-{used[str(first)] + 1}{extension}")
             try:
                 os.symlink(path, link)
             except (OSError, NotImplementedError):  # as on Windows, and on disks of cameras
@@ -132,7 +132,7 @@ def sort_into(folder: Path, rows: Iterable[Sequence[str]]) -> bool:
 
 def _remove_made(folder: Path, made: Path) -> None:
     if made.exists():
-        for line in made.read_text(encoding="utf-8", errors="surrogateescape").splitlines():
+        for line in made.read_text(encoding="utf-8", errors="surrogateescape").split("\n"):
             home, _, name = line.partition("/")
             if home not in ("", "..") and name and "/" not in name:
                 (folder / home / name).unlink(missing_ok=True)
@@ -143,13 +143,23 @@ def _remove_made(folder: Path, made: Path) -> None:
             inner.rmdir()
 
 
+def _short(name: str) -> str:
+    """The name, or its first 200 bytes: file systems allow 255, and a number may be added."""
+    content = name.encode("utf-8", "surrogateescape")
+    return name if len(content) <= 200 else content[:200].decode("utf-8", "ignore").rstrip(". ")
+
+
 def _folder_name(name: str, taken: Iterable[str]) -> str:
     """A folder name that is valid on any system and leads nowhere else.
 
     >>> _folder_name("grey heron", []), _folder_name("../a:b", []), _folder_name("Fox", ["fox"])
     ('grey heron', '_a_b', 'Fox-2')
+    >>> _folder_name("nul", []), len(_folder_name("x" * 300, []))
+    ('_nul', 200)
     """
-    safe = re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", name).strip(". ") or "_"
+    safe = _short(re.sub(r'[\\/:*?"<>|\x00-\x1f]', "_", name).strip(". ")) or "_"
+    if re.fullmatch(r"(con|prn|aux|nul|com\d|lpt\d)(\..*)?", safe, re.IGNORECASE):  # devices of Windows
+        safe = f"_{safe}"
     used = {other.casefold() for other in taken}
     names = (f"{safe}-{i}" if i > 1 else safe for i in itertools.count(1))
     return next(one for one in names if one.casefold() not in used)

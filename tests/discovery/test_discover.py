@@ -422,6 +422,25 @@ def test_links_by_category(photos, settings, whole, tmp_path):
     assert photographs.digest(photos[0]) == whole[3]
 
 
+def test_long_names_and_odd_ones_are_sorted(tmp_path):
+    """File systems allow 255 bytes: 86 characters of Chinese are more."""
+    paths = []
+    for folder in ("a", "b"):
+        paths.append(tmp_path / folder / f"{'x' * 251}.png")
+        paths[-1].parent.mkdir()
+        paths[-1].write_text(folder)
+    names = ["猫" * 100, "猫" * 100 + "!", "con"]
+    for _ in range(2):  # again, over what was there
+        sort_into(tmp_path / "links", [(str(path), name) for name in names for path in paths])
+        made = {
+            folder.name: sorted(folder.iterdir())
+            for folder in (tmp_path / "links").iterdir()
+            if folder.is_dir()
+        }
+        assert sorted(made) == ["_con", "猫" * 66, "猫" * 66 + "-2"]
+        assert all({link.read_text() for link in links} == {"a", "b"} for links in made.values())
+
+
 def test_images_of_the_same_name_have_links_of_their_own(tmp_path):
     paths = [str(tmp_path / folder / "a.png") for folder in ("x", "y", "z")]
     sort_into(tmp_path / "links", [(path, "bee") for path in paths])

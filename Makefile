@@ -14,12 +14,12 @@ LOWEST_TESTS := tests/kernels tests/eagc_ops ptx_machine/tests tests/docs/test_e
 export OMP_NUM_THREADS ?= 1
 # Two processes; the tests of a file stay in one of them, because they share what is slow to make.
 PYTEST := -m pytest -q -n 2 --dist loadfile --durations=15
-# Coverage costs a third more CPU time, so only the plain run pays for it.
+# Coverage costs a third more CPU time.
 COVERAGE := --cov=eagc_ops --cov=ptx_machine --cov-report=term:skip-covered
 READY := $(VENV)/.ready-$(shell cat setup.py constraints.txt | sha256sum | cut -c1-16)
 
 .DEFAULT_GOAL := help
-.PHONY: help install tree test test-quick faults test-lowest bits gate demo evidence bench suites figures docs release hub types lint format clean
+.PHONY: help install tree test coverage test-quick faults test-lowest bits gate demo evidence bench suites figures docs release hub types lint format clean
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## /  make \1\t/' | expand -t 20
@@ -41,8 +41,11 @@ tree:
 	@ln -s $(CURDIR)/eagc_ops/* $(addprefix $(CURDIR)/,kernels training discovery evidence bench) build/tree/eagc_ops/
 	@mkdir build/tree/ptx_machine && ln -s $(CURDIR)/ptx_machine/*.py $(CURDIR)/ptx_machine/machine build/tree/ptx_machine/
 
-test: install tree  ## all tests: Triton's interpreter first, then everything else, with coverage and the slowest tests
+test: install tree  ## all tests: Triton's interpreter first, then everything else; prints the slowest
 	TRITON_INTERPRET=1 $(BIN)/python $(PYTEST) tests
+	$(BIN)/python $(PYTEST) tests ptx_machine/tests
+
+coverage: install tree  ## the tests without the interpreter, and the lines that none of them reaches
 	$(BIN)/python $(PYTEST) $(COVERAGE) tests ptx_machine/tests
 
 test-quick: install  ## the operator's tests only, without the interpreter

@@ -302,3 +302,36 @@ def test_what_is_said_of_groceries_follows_from_its_file():
         mean = difference.mean()
         assert f"{mean:+.1f} ({mean - half:+.1f} to {mean + half:+.1f}, p" in page, text
     assert f"Training is worth {training.mean():.0f} points" in page
+
+
+def test_what_each_step_adds_on_birds_follows_from_its_files():
+    """Six replicates: start and head rate, the operator, and smaller rates without it."""
+    with open(ROOT / "docs/waterfall/runs.csv", newline="", encoding="utf-8") as opened:
+        runs = {(run["recipe"], int(run["replicate"])): run for run in csv.DictReader(opened)}
+    found = read(ROOT / "docs/waterfall/floors.csv")
+    page = (ROOT / "docs/waterfall.md").read_text(encoding="utf-8")
+    rates = [f"warm start, rate {rate}" for rate in ("0.03", "0.01")]
+
+    def of(recipe, measure):
+        if measure == "clustered":
+            return np.array([found[runs[recipe, r]["run"]]["clustering"][0] for r in range(6)])
+        return np.array([float(runs[recipe, r][measure]) for r in range(6)])
+
+    for recipe in ("own recipe", "warm start", *rates, "EAGC"):
+        means = [of(recipe, name).mean() for name in ("all", "own_name", "old", "new", "clustered")]
+        assert f"| {recipe} | {' | '.join(f'{mean:.1f}' for mean in means)} |" in page
+    steps = {
+        "start and head rate": ("warm start", "own recipe"),
+        "EAGC on top of them": ("EAGC", "warm start"),
+        "rate 0.03 instead of 0.1, no operator": (rates[0], "warm start"),
+        "rate 0.01 instead of 0.1, no operator": (rates[1], "warm start"),
+        "EAGC, against rate 0.03 without it": ("EAGC", rates[0]),
+    }
+    for name, (ours, base) in steps.items():
+        cells = []
+        for measure in ("all", "own_name", "clustered"):
+            more = of(ours, measure) - of(base, measure)
+            half = 2.571 * more.std(ddof=1) / 6**0.5
+            cells.append(f"{more.mean():+.1f} ({more.mean() - half:+.1f} to {more.mean() + half:+.1f})")
+        assert f"| {name} | {' | '.join(cells)} |" in page
+    assert (of("warm start", "all") > of("own recipe", "all")).all()  # "in every replicate"

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 from torch.nn import functional as F
 
@@ -61,12 +62,13 @@ def test_the_table_of_the_docs_is_that_of_the_results():
     assert refine.table(rows).markdown() in (ROOT / "docs/discover-benchmark.md").read_text()
 
 
-def test_every_round_gains_on_cifar10_with_the_true_number_of_categories():
+@pytest.mark.parametrize("number", ["true", "estimated"])
+def test_every_round_gains_on_cifar10(number):
     rows = load(ROOT / "bench/results/refine.json")["refine"]
     for part in ("all", "new"):
         means = [
             np.mean(
-                [row[part] for row in rows if (row["data"], row["K"], row["round"]) == ("cifar10", "true", i)]
+                [row[part] for row in rows if (row["data"], row["K"], row["round"]) == ("cifar10", number, i)]
             )
             for i in range(refine.ROUNDS + 1)
         ]

@@ -16,7 +16,6 @@ from eagc_ops.evidence.paper.tables import TABLES
 from eagc_ops.evidence.slurm import Slurm, SlurmJobError
 from eagc_ops.evidence.studies import running as study_running
 from eagc_ops.evidence.studies.study import Study
-from eagc_ops.evidence.waterfall import running
 from eagc_ops.evidence.waterfall.plan import Plan
 from eagc_ops.training.config import add_config_arguments, config_from_arguments
 from eagc_ops.training.config.options import train_command
@@ -149,9 +148,8 @@ def test_slurm_gets_every_run_that_is_left_and_nothing_is_trained_here(
             yield job, SlurmJobError("the queue is full")
 
     monkeypatch.setattr(Slurm, "check", lambda _: None)
-    for module in (sets, running):
-        monkeypatch.setattr(module, "run_on_slurm", refuse)
-        monkeypatch.setattr(module, "run_jobs", lambda *_: pytest.fail("trained here"))
+    monkeypatch.setattr(sets, "run_on_slurm", refuse)
+    monkeypatch.setattr(sets, "run_jobs", lambda *_: pytest.fail("trained here"))
     monkeypatch.setattr(study_running, "_probe", lambda *_, **__: None)
     words = [*command.split(), "-o", str(tmp_path), "--executor", "slurm", "--time", "9", "--gpus", "0"]
     code, out, err = call(capsys, *words)
